@@ -18,9 +18,8 @@ from specqd.anthropic.requests import messages_request
 from specqd.config import read_config, read_generation_defaults
 from specqd.errors import SpecqdError
 from specqd.formats.gguf_tensors import GgufTensors
-from specqd.formats.safetensors import INDEX, WEIGHTS, TensorDirectory
+from specqd.formats.safetensors import INDEX, PACKED_WEIGHTS, WEIGHTS, TensorDirectory
 from specqd.model.model import Machine, Model
-from specqd.model.packed import WEIGHTS as PACKED
 from specqd.openai.requests import chat_request, completion_request
 from specqd.openai.responses_requests import responses_request
 from specqd.text.chat_template import ChatTemplate
@@ -86,7 +85,7 @@ def index(data: bytes) -> None:
 
 
 def packed(data: bytes) -> None:
-    with directory_of(PACKED, data) as directory:
+    with directory_of(PACKED_WEIGHTS, data) as directory:
         (directory / "config.json").write_text(json.dumps(PACKED_CONFIG))
         model = Model.open(directory, machine=machine(), cache_positions=64, max_rows=4)
         model.logits([1, 2, 3])

@@ -127,6 +127,20 @@ def test_only_the_edge_prints_and_reads_the_environment(path: Path) -> None:
 
 
 @each_module
+def test_only_the_edge_names_options_of_the_command_line(path: Path) -> None:
+    """Errors name parameters, which the command line replaces by its options."""
+    if floor_of(path) in EDGES:
+        return
+    tree = ast.parse(path.read_text())
+    expressions = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = re.sub("`.*?`", "", node.value)  # commands of other programs
+            is_docstring = node in expressions
+            assert is_docstring or not re.search("--[a-z]", text), f"{path.name}:{node.lineno}"
+
+
+@each_module
 def test_modules_have_specific_names_and_docstrings(path: Path) -> None:
     assert not VAGUE_NAMES & set(path.stem.split("_"))
     assert ast.get_docstring(ast.parse(path.read_text())) or not path.read_text()

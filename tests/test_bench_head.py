@@ -171,4 +171,4 @@ def test_the_command_refuses_other_words(
     words = ["bench", "head", str(model), "--draft", word, "--prompts", str(prompts)]
     assert main(words) == 1
     [line] = capsys.readouterr().err.splitlines()
-    assert line.endswith("write head:DIR or mtp, with :bf16 or :fp4 behind it")
+    assert line.endswith("write head:DIR or mtp, then :bf16 or :fp4 if needed")

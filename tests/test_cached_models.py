@@ -185,8 +185,8 @@ def test_a_cached_model_that_cannot_run_is_told(
     [
         (("rm", "qwen3:0.6b"), "is not in the cache; `specqd models` lists what is"),
         (("rm", "no such"), "no such file or directory, and not a repository"),
-        (("rm", "repository"), "is not in the cache but here"),
-        (("pull", "repository"), "is here already"),
+        (("rm", "repository"), "is a local path, not in the cache"),
+        (("pull", "repository"), "is a local path already"),
         (("pull", "org/nothing"), "nor a repository"),
     ],
 )

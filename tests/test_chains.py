@@ -11,9 +11,9 @@ import pytest
 from specqd import LLM, SamplingParams
 from specqd._native import Level, NoDraft
 from specqd.cli import main
-from specqd.engine.chains import DraftSpec, parse_chain
 from specqd.errors import HubError, RequestError, SpecqdError, TokenizerError
 from specqd.formats.fp4 import DraftFormat
+from specqd.llm.chains import DraftSpec, parse_chain
 from specqd.model.model import Model, Precision
 from support.random_models import Shape, make_model, swap_tokens
 from support.refusals import refused
@@ -104,8 +104,8 @@ def test_the_default_chain_leaves_out_the_precision_of_the_target() -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["none", "fp4"], "stand alone"),
-        (["fp4", "auto"], "stand alone"),
+        (["none", "fp4"], "only word"),
+        (["fp4", "auto"], "only word"),
         (["auto:k=4"], "not a draft"),
         (["none:k=4"], "not a draft"),
         ([""], "not a draft"),
@@ -125,7 +125,7 @@ def test_the_default_chain_leaves_out_the_precision_of_the_target() -> None:
 def test_a_chain_without_sense_is_refused(words: list[str], why: str) -> None:
     refusal = refused(RequestError, parse_chain, words)
     assert why in refusal
-    assert refusal.startswith("--draft")
+    assert refusal.startswith("draft")
 
 
 def test_the_fp4_precision_as_target_has_no_fp4_draft() -> None:
@@ -160,9 +160,9 @@ def chains_that_cannot_be(directory: Path, scratch: Path) -> dict[str, list[str]
         "no such file or directory": [small, f"{directory}/missing:bf16"],
         "is a file": [str(scratch / "c.txt")],
         "mamba": [str(scratch / "odd")],
-        "cannot draft for itself": [small, small],
+        f"{small}: this model is already in the chain": [small, small],
         "name it once": [f"{target}:bf16"],
-        "this model speaks": ["fp4", f"{target}:fp4"],
+        "already in the chain at this precision": ["fp4", f"{target}:fp4"],
         "line 3 has no text": [f"ngram:{scratch}/a.jsonl"],
         "line 1 is not JSON": [f"ngram:{scratch}/b.jsonl"],
         "not UTF-8": [f"ngram:{scratch}/c.txt"],
@@ -195,7 +195,7 @@ def test_a_small_model_that_does_not_fit_into_memory_is_refused(
 
 
 def test_an_unknown_repository_says_how_a_draft_is_written(llm: LLM) -> None:
-    with pytest.raises(HubError, match=r"--draft \./nothing:k=2.*MODEL\[:bf16\|:fp4\|:mxfp4\]"):
+    with pytest.raises(HubError, match=r"draft \./nothing:k=2.*MODEL\[:bf16\|:fp4\|:mxfp4\]"):
         llm.with_draft("./nothing:k=2")
 
 

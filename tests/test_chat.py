@@ -207,7 +207,7 @@ def test_a_full_context_is_reported_and_clear_starts_again(
         session.say("ab")
         session.expect(full)
         session.say("abcd" * 30)
-        session.expect("tokens with this, and 40 positions; shorten the message, or start again")
+        session.expect("too many for the context of 40; shorten the message, or start again")
         session.say("/clear")
         session.say("ab")
         session.expect(full)

@@ -111,7 +111,7 @@ def test_set_system_sets_the_message(model: Path) -> None:
         ("/set temperature", "/set temperature has no value; write /set NAME VALUE"),
         ("/set temperature hot", "temperature: 'hot' is not a valid float"),
         ("/set temperature -3", "temperature: -3.0 is not 0 or a number"),
-        ("/set temperature 0\nab\n/regenerate", "at temperature 0 the answer stays"),
+        ("/set temperature 0\nab\n/regenerate", "at temperature 0 the answer would be the same"),
         ("/save", "/save needs the name of a new file"),
         ("/save /", "name a new file"),
     ],

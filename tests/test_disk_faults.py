@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specqd.model.packed import WEIGHTS
+from specqd.formats.safetensors import PACKED_WEIGHTS
 from support.batches import line
 from support.command_line import PROGRAM, Refuse
 from support.random_models import PACKED_SHAPE, make_model
@@ -72,7 +72,7 @@ def test_files_and_directories_are_synced_before_renaming_and_the_name_afterward
     run("pack", model, tmp_path / "packed")
     packed = tmp_path / "packed"
     there = {each.relative_to(packed) for each in packed.rglob("*")} | {Path(".")}
-    assert Path(WEIGHTS) in there
+    assert Path(PACKED_WEIGHTS) in there
     assert Path("additional_chat_templates/tools.jinja") in there
     assert set(before_name) == there
     assert synced[-1] == tmp_path

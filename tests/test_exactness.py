@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from specqd._native import Level, NoDraft, available_isas
-from specqd.engine.chains import Drafts
+from specqd.llm.chains import Drafts
 from specqd.model.model import Model
 from support import drafting, exactness, subjects
 from support.broken_models import KeepsDraftedCache

@@ -10,9 +10,9 @@ import pytest
 
 from specqd import SamplingParams
 from specqd._native import testing
-from specqd.engine.chains import parse_chain
 from specqd.errors import ConfigError, RequestError, SpecqdWarning, TensorError
 from specqd.llm import LLM
+from specqd.llm.chains import parse_chain
 from specqd.model.model import Machine, Model
 from specqd.model.weights import bytes_to_pack
 from support import reference
@@ -96,10 +96,10 @@ def test_mxfp4_experts_are_used_unchanged(tmp_path: Path, seed: int) -> None:
 
 def test_only_n_grams_and_other_models_draft_for_mxfp4_weights(tmp_path: Path, seed: int) -> None:
     make_model(tmp_path, GPT_OSS, seed)
-    with pytest.warns(SpecqdWarning, match="MXFP4 already"):
+    with pytest.warns(SpecqdWarning, match="already MXFP4"):
         llm = LLM(tmp_path, threads=1)
     assert [type(level).__name__ for level in llm.engine.level.levels] == ["Level", "NgramDrafter"]
-    with pytest.raises(RequestError, match="MXFP4 already"):
+    with pytest.raises(RequestError, match="already MXFP4"):
         llm.with_draft(["fp4", "ngram"])
     assert parse_chain("auto", is_mxfp4=True) == parse_chain("ngram")
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from specqd import LLM, SamplingParams
 from specqd.config import read_config
-from specqd.engine.chains import DraftSpec, parse_chain
 from specqd.errors import ConfigError, HubError, RequestError, SpecqdError, TensorError
 from specqd.formats.fp4 import DraftFormat
+from specqd.llm.chains import DraftSpec, parse_chain
 from specqd.model.heads import HeadFiles
 from specqd.model.model import Precision
 from support.random_heads import HeadShape, make_head, read_tensors
@@ -201,7 +201,7 @@ def test_only_a_pickle_is_refused(target: Path, tmp_path: Path) -> None:
 
 def test_a_missing_directory_is_refused(target: Path) -> None:
     why = refused(HubError, LLM, target, "head:./none", threads=1)
-    assert "--draft head:./none" in why
+    assert "draft head:./none: " in why
 
 
 def test_a_head_cannot_draft_beside_weights_of_another_model(target: Path, tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ def test_a_knowing_head_is_mostly_right_and_proposes_ids_of_the_target(
         other, Level(open_head(directory / "knowing", other), NoDraft(), length=3, name="h")
     )
     for _ in range(8):  # a text may end in a cycle in which the head is always wrong
-        sequence = Sequence(random_text(rng, TARGET.vocab, 10), Sampling().picker(0, 0), 10)
+        sequence = Sequence(random_text(rng, TARGET.vocab, 10), Sampling().sampler(0, 0), 10)
         for _ in range(10):
             [made] = level.advance([DraftRequest(sequence, 8)])
             sequence.tokens.extend(made.tokens)

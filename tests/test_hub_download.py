@@ -159,11 +159,11 @@ def test_without_a_network_the_cache_serves(fetch: Fetch, model: Path) -> None:
 
 def test_without_a_network_or_a_cache_one_line_says_what_to_do(fetch: Fetch) -> None:
     line = refused(fetch("org/other", HF_ENDPOINT=NOWHERE))
-    assert "org/other: is not a directory here and could not be fetched from" in line
+    assert "org/other: is not a local directory and could not be fetched from" in line
     assert NOWHERE in line
     assert "check the network" in line
     line = refused(fetch("org/name", HF_HUB_OFFLINE="1"))
-    assert "org/name: is not a directory here and not (wholly) in the cache" in line
+    assert "org/name: is not a local directory and not (wholly) in the cache" in line
     assert "HF_HUB_OFFLINE forbids" in line
 
 
@@ -178,7 +178,7 @@ def test_a_token_opens_private_repositories(hub: FakeHub, fetch: Fetch, model: P
 def test_gated_and_missing_repositories_have_different_errors(hub: FakeHub, fetch: Fetch) -> None:
     hub.gated.add("org/name")
     assert "is gated; accept its licence" in refused(fetch("org/name"))
-    assert "neither a directory here nor a repository" in refused(fetch("org/nothing"))
+    assert "neither a local directory nor a repository" in refused(fetch("org/nothing"))
 
 
 def test_unsupported_models_are_refused_before_weights_are_fetched(

@@ -14,7 +14,7 @@ import pytest
 
 import specqd
 from specqd import LLM, SamplingParams
-from specqd.errors import RequestError, SpecqdError, SpecqdWarning
+from specqd.errors import RequestError, SpecqdError
 from specqd.llm.peers import OF_GENERATE, OF_LLM
 from support.fixtures import an_llm
 from support.refusals import refused
@@ -52,20 +52,6 @@ def test_an_argument_that_a_model_lacks_is_answered_with_ours(name: str) -> None
 def test_an_argument_that_generate_lacks_is_answered_with_ours(llm: LLM, name: str) -> None:
     generate: Any = llm.generate
     assert refused(RequestError, generate, "ab", **{name: 1}) == f"{name}: {OF_GENERATE[name]}"
-
-
-def test_older_names_are_accepted_with_a_note(llm: LLM, chat_model: Path) -> None:
-    older: Any = LLM
-    with pytest.warns(SpecqdWarning, match="path_or_repo= is now model="):
-        other = older(path_or_repo=chat_model, draft="none", threads=1)
-    with pytest.warns(SpecqdWarning, match="reading= is now precision="):
-        assert "fp4" in repr(older(chat_model, "none", 1, reading="fp4"))
-    expected = llm.generate("ab", SHORT)[0].text
-    for call in (other.generate, other.stream, other.chat):
-        with pytest.warns(SpecqdWarning, match="params= is now sampling_params="):
-            answer = call(MESSAGES if call == other.chat else "ab", params=SHORT)
-        if call == other.generate:
-            assert answer[0].text == expected
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "temperature", "stop", "seed"])

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from specqd import LLM, SamplingParams
-from specqd.engine.chains import DraftSpec, parse_chain
 from specqd.errors import ConfigError, RequestError, SpecqdWarning, TensorError
 from specqd.formats.fp4 import DraftFormat
+from specqd.llm.chains import DraftSpec, parse_chain
 from specqd.model.model import Machine, Model, Precision
 from support.command_line import Run
 from support.family_shapes import FAMILY_SHAPES

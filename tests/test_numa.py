@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from specqd import LLM, SamplingParams, _native
 from specqd._native import Context, Rows, testing
 from specqd.errors import MachineError
+from specqd.formats.safetensors import PACKED_WEIGHTS
 from specqd.model.model import Machine, Model
-from specqd.model.packed import WEIGHTS
 from specqd.model.weights import load_weights, require_memory, typical_bytes
 from support.command_line import Run
 from support.family_shapes import FAMILY_SHAPES
@@ -131,7 +131,7 @@ def test_packed_files_are_copied_to_nodes_on_request(
     model = Model.open(packed, machine=Machine(pool, ISA), cache_positions=256)
     tokens = list(range(50))
     np.testing.assert_array_equal(model.logits(tokens), expected.logits(tokens))
-    mapped = ranges_of(packed / WEIGHTS)
+    mapped = ranges_of(packed / PACKED_WEIGHTS)
     for own, other in zip(model.weights.matrices, expected.weights.matrices, strict=True):
         assert own.weight.copies == (2 if mode == "replicate" else 1)
         planes = own.weight.planes()
@@ -239,5 +239,5 @@ def test_inspect_shows_nodes(
 
 def test_unknown_uses_of_nodes_are_refused(small_model: Path, run: Run) -> None:
     assert run("inspect", small_model, "--numa", "both")[0] == 2
-    with pytest.raises(MachineError, match=r"--numa 'both': not known; choose one of auto, one"):
+    with pytest.raises(MachineError, match=r"^numa 'both': not known; choose one of auto, one"):
         LLM(small_model, numa="both")

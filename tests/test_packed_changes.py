@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from specqd.errors import TensorError
+from specqd.formats.safetensors import PACKED_WEIGHTS
 from specqd.llm import LLM
-from specqd.model.packed import WEIGHTS
 from specqd.sampling import SamplingParams
 
 
@@ -24,7 +24,7 @@ def test_a_request_to_a_model_whose_file_changed_is_refused(
 ) -> None:
     llm = LLM(packed, [str(copy)], 1) if is_draft else LLM(copy, "auto", 1)
     written(llm)
-    path = copy / WEIGHTS
+    path = copy / PACKED_WEIGHTS
     size = path.stat().st_size
     if change == "written":
         os.utime(path, ns=(0, 1))
@@ -51,7 +51,7 @@ def test_a_model_works_on_after_its_file_was_replaced_or_removed(change: str, co
     before = written(llm)
     if change == "replaced":
         (copy / "new").write_bytes(b"")
-        (copy / "new").rename(copy / WEIGHTS)
+        (copy / "new").rename(copy / PACKED_WEIGHTS)
     else:
-        (copy / WEIGHTS).unlink()
+        (copy / PACKED_WEIGHTS).unlink()
     assert written(llm) == before

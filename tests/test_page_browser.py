@@ -161,7 +161,9 @@ def test_an_error_is_shown_and_the_prompt_is_kept(browser: Any, served: Served) 
     with visiting(browser, served.url) as visit:
         visit.set(max_tokens=8191)
         visit.send("one two three")
-        assert "the context has 8192; ask for" in visit.page.locator(".problem").text_content()
+        assert (
+            "the context has 8192; request at most" in visit.page.locator(".problem").text_content()
+        )
         assert visit.page.locator("#prompt").input_value() == "one two three"
 
 

@@ -39,7 +39,7 @@ def test_a_pool_without_threads_is_refused(threads: int) -> None:
 
 @pytest.mark.parametrize("threads", [0, -1, 1025])
 def test_a_machine_refuses_numbers_of_threads_out_of_range(threads: int) -> None:
-    with pytest.raises(MachineError, match=f"--threads {threads}: "):
+    with pytest.raises(MachineError, match=f"^threads {threads}: "):
         Machine.choose(threads)
 
 

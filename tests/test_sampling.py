@@ -139,7 +139,7 @@ def test_numpy_numbers_are_accepted() -> None:
         top_k=np.int64(3),  # type: ignore[arg-type]
         logit_bias={np.int64(1): np.float32(0.5)},  # type: ignore[dict-item]
     )
-    params.resolved(Defaults()).picker(1, 0)
+    params.resolved(Defaults()).sampler(1, 0)
 
 
 def test_one_stop_string_becomes_a_list_of_one() -> None:
@@ -173,11 +173,11 @@ def test_none_is_refused_where_no_model_has_a_default(fields: dict[str, Any]) ->
 
 def test_open_values_of_a_sampler_are_neutral(rng: np.random.Generator) -> None:
     logits = rng.normal(size=100).astype(np.float32)
-    greedy = testing.sample_token(SamplingParams().picker(1, 0), logits, 0)
+    greedy = testing.sample_token(SamplingParams().sampler(1, 0), logits, 0)
     assert greedy[0] == logits.argmax()
     neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
     left, given = SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, **neutral)
-    samplers = [left.picker(1, 0), given.picker(1, 0), Sampler(temperature=1.0, seed=1)]
+    samplers = [left.sampler(1, 0), given.sampler(1, 0), Sampler(temperature=1.0, seed=1)]
     history = np.arange(50, dtype=np.int32)
     for position in range(20):
         sampled = [testing.sample_token(sampler, logits, position, history) for sampler in samplers]
@@ -208,11 +208,11 @@ def test_a_token_outside_the_vocabulary_is_refused() -> None:
 def test_tokens_depend_on_parameters_seed_and_sample() -> None:
     logits = np.zeros(100, np.float32)
     params = SamplingParams(temperature=1.0, logit_bias={7: 100.0})
-    assert testing.sample_token(params.picker(1, 0), logits, 0)[0] == 7
+    assert testing.sample_token(params.sampler(1, 0), logits, 0)[0] == 7
     params = SamplingParams(temperature=1.0)
     sampled = {
         (seed, sample): tuple(
-            testing.sample_token(params.picker(seed, sample), logits, t)[0] for t in range(20)
+            testing.sample_token(params.sampler(seed, sample), logits, t)[0] for t in range(20)
         )
         for seed in (1, 2**40 + 1)
         for sample in (0, 1)

@@ -213,5 +213,5 @@ def test_it_is_idle_where_nothing_waits_or_runs() -> None:
 
 def test_the_smallest_cache_has_one_page_more_than_its_spare_ones() -> None:
     assert scheduler(Pages(3)).max_positions == PAGE_POSITIONS
-    with pytest.raises(MachineError, match=rf"has 128 positions.* needs {3 * PAGE_POSITIONS} "):
+    with pytest.raises(MachineError, match=rf"has 128 positions.* needs {3 * PAGE_POSITIONS}, "):
         scheduler(Pages(2))

@@ -29,9 +29,8 @@ PLAIN_MESSAGES = [MESSAGES[0], {"role": "user", "content": "Hello"}]
 served = a_server("chat_model", "--max-batch", "8")
 
 
-@pytest.mark.parametrize("name", ["--context", "--max-context"])
-def test_context_and_max_context_both_shorten_the_context(chat_model: Path, name: str) -> None:
-    with serving(str(chat_model), name, "100", "--draft", "none") as served:
+def test_context_shortens_the_context(chat_model: Path) -> None:
+    with serving(str(chat_model), "--context", "100", "--draft", "none") as served:
         [model] = served.ask("GET", "/v1/models").content["data"]
         assert model["max_model_len"] == 100
         body = {"prompt": [1] * 50, "max_tokens": 51}
@@ -58,7 +57,9 @@ def test_a_request_without_a_limit_gets_as_many_tokens_as_fit(chat_model: Path) 
                 assert reply.status == (200 if most == 1 else 400)
             assert reply.error["code"] == "context_length_exceeded"
             room = answer["usage"]["completion_tokens"]
-            assert f"the KV cache has room for 128; ask for {room}" in reply.error["message"]
+            assert (
+                f"the KV cache has room for 128; request at most {room}" in reply.error["message"]
+            )
         reply = served.ask("POST", COMPLETIONS, {"prompt": [1] * 128})
         assert reply.error["code"] == "context_length_exceeded"
         assert "shorten the prompt" in reply.error["message"]
@@ -295,7 +296,9 @@ def test_openais_client_raises_its_own_error_types(client: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="this field is not known") as unknown:
         client.chat.completions.create(model=MODEL, messages=MESSAGES, extra_body={"beam": 3})
     assert unknown.value.param == "beam"
-    with pytest.raises(openai.BadRequestError, match="the context has 512; ask for 511") as long:
+    with pytest.raises(
+        openai.BadRequestError, match="the context has 512; request at most 511"
+    ) as long:
         client.completions.create(model=MODEL, prompt=[1], max_tokens=512)
     assert long.value.code == "context_length_exceeded"
 

@@ -142,7 +142,7 @@ def test_pages_of_an_allowed_origin_may_use_the_server(directory: Path) -> None:
 def test_a_text_that_is_not_an_origin_is_rejected(run: Run, origin: str) -> None:
     status, _, err = run("serve", "--allow-origin", origin)
     assert status == 2
-    assert "is no origin such as http://localhost:3000" in err
+    assert "is not an origin such as http://localhost:3000" in err
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])

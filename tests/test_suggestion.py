@@ -16,13 +16,13 @@ from specqd.bench.suggestion import (
     HEATS,
     best_of,
     candidates,
-    command_for,
     hold_heats,
     usable_arms,
 )
 from specqd.cli import main
-from specqd.engine.chains import parse_chain
+from specqd.cli.suggest import command_for
 from specqd.errors import HubError, RequestError
+from specqd.llm.chains import parse_chain
 from support.family_shapes import FAMILY_SHAPES
 from support.random_models import Shape, make_model, swap_tokens
 

@@ -219,7 +219,7 @@ def test_a_native_object_that_two_threads_use_at_once_raises(llms: list[LLM]) ->
         except RequestError as error:
             found.append(str(error))
 
-    sequence = Sequence([65, 66], SamplingParams().picker(0, 0), 2)
+    sequence = Sequence([65, 66], SamplingParams().sampler(0, 0), 2)
 
     class Drafter:
         levels = ("fake",)

@@ -11,6 +11,7 @@ from specqd import _native
 from specqd._native import testing
 from specqd.errors import SpecqdWarning
 from specqd.model.numa import divide, make_pool
+from support.command_line import Run
 from support.numa import pool_of, write_sysfs
 from support.random_models import Shape
 
@@ -149,8 +150,17 @@ def test_modes_choose_nodes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["spread", "replicate"])
 def test_one_node_says_that_nothing_is_spread(mode: str, tmp_path: Path) -> None:
     topology = testing.topology(str(tmp_path), {0}, ALL)
-    with pytest.warns(SpecqdWarning, match=f"--numa {mode}: there is one usable NUMA node"):
+    with pytest.warns(SpecqdWarning, match=f"^numa {mode}: there is one usable NUMA node"):
         assert len(make_pool(2, mode, topology).nodes) == 1
+
+
+def test_the_command_line_names_its_option_in_a_note(
+    tmp_path: Path, small_model: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topology = testing.topology(str(tmp_path), {0}, ALL)
+    monkeypatch.setattr(_native, "topology", lambda: topology)
+    notes = run("inspect", small_model, "--numa", "spread")[2]
+    assert "note: --numa spread: there is one usable NUMA node" in notes
 
 
 @pytest.mark.parametrize("nodes", [[], [(0, 0, set[int]())], [(0, 2, {0}), (1, 0, {1})]])

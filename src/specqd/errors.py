@@ -1,11 +1,32 @@
-"""The errors a user can cause. Each message says what is wrong, where, and what to do."""
+"""The errors that a user can cause. Each message says what is wrong, where, and what to do."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 
-class SpecqdError(Exception):
+class _Message(Exception):  # noqa: N818 (of errors and of warnings)
+    """A message of one line.
+
+    parameter: what it is about, if that is a parameter. The message begins with this name, and with
+        the value, if there is one. A front end may put its own name of the parameter there.
+    """
+
+    def __init__(
+        self, message: str, parameter: str | None = None, value: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.parameter = parameter
+        self.value = value
+
+    def __str__(self) -> str:
+        if self.parameter is None:
+            return super().__str__()
+        value = "" if self.value is None else f" {self.value}"
+        return f"{self.parameter}{value}: {super().__str__()}"
+
+
+class SpecqdError(_Message):
     """A problem that the user can solve; its message is one line."""
 
 
@@ -35,36 +56,36 @@ class HubError(SpecqdError):
 
 
 class RequestError(SpecqdError):
-    """A request asks for something impossible."""
+    """A request cannot be run."""
 
 
 class FieldError(RequestError):
     """A field of a request is wrong; the message begins with the field's name."""
 
     def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"{field}: {problem}")
+        super().__init__(problem, field)
         self.field = field
 
 
 class TooLongError(RequestError):
-    """A prompt, alone or with the new tokens, does not fit into the context or the cache."""
+    """A prompt, alone or with its new tokens, does not fit into the context or the cache."""
 
 
 class MachineError(SpecqdError):
-    """This machine lacks memory, threads or an instruction set that was asked for."""
+    """This machine lacks memory, or the requested threads or instruction set."""
 
 
 class CacheFullError(MachineError):
     """The KV cache has no free page for these positions."""
 
 
-class SpecqdWarning(UserWarning):
-    """A fact that a user should know; nothing has to be done. The message is one line."""
+class SpecqdWarning(_Message, UserWarning):
+    """A fact that a user should know, without need to act. The message is one line."""
 
 
 @contextmanager
 def naming_file(path: Path) -> Iterator[None]:
-    """Adds the file to an error of the system that names none, such as that of a full disk."""
+    """Adds the file to an error of the system that names none, such as the one of a full disk."""
     try:
         yield
     except OSError as error:
@@ -73,7 +94,7 @@ def naming_file(path: Path) -> Iterator[None]:
 
 
 def shown(value: object) -> str:
-    """An untrusted value as at most 120 printable characters on one line."""
+    """An untrusted value as one line of at most 120 printable characters."""
     try:
         text = ascii(value)
     except RecursionError:

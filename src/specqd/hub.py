@@ -1,7 +1,7 @@
 """Resolves the name of a model to a local directory.
 
 Owns the form of repository ids, short names, the files that a model needs, the choice among GGUF
-files, and the shipped model. The cache, access tokens and offline mode belong to huggingface_hub.
+files, and the shipped model. huggingface_hub owns the cache, access tokens and offline mode.
 """
 
 import re
@@ -16,18 +16,17 @@ from typing import Any
 from specqd.config import read_config
 from specqd.errors import HubError
 from specqd.formats.gguf import is_gguf
-from specqd.formats.safetensors import INDEX, WEIGHTS, read_index
-from specqd.model.packed import WEIGHTS as PACKED_WEIGHTS
+from specqd.formats.safetensors import INDEX, PACKED_WEIGHTS, WEIGHTS, read_index
 
 # owner/name, optionally @revision (a branch, tag or commit; branches may hold slashes) and :FILE,
-# a GGUF file's name or the end that tells it from the others.
+# the name of a GGUF file, or the end that distinguishes it from the others.
 _REPO = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@(?P<revision>[\w./-]+))?"
     r"(?::(?P<file>[\w.-]+))?",
     re.ASCII,
 )
 _PART = re.compile(r"-\d{5}-of-\d{5}$")  # of a GGUF file's stem
-# Well-known chat models by family and size. Each is of a kind that read_config accepts.
+# Well-known chat models by family and size. read_config accepts each of them.
 SHORT_NAMES = {
     "gemma3:270m": "google/gemma-3-270m-it",
     "gemma3:1b": "google/gemma-3-1b-it",
@@ -64,10 +63,10 @@ _DESCRIPTION = [
 
 
 def resolve(path_or_repo: str | Path) -> Path:
-    """The local directory or GGUF file of a model; fetches `owner/name[@revision][:FILE]` and the
-    repositories of short names.
+    """The local directory or GGUF file of a model. Fetches `owner/name[@revision][:FILE]` and the
+    repositories of short names, except files that are in the Hugging Face cache.
 
-    Files in the Hugging Face cache are not fetched again. Raises HubError.
+    Raises HubError.
     """
     try:
         path = Path(path_or_repo).expanduser()
@@ -88,7 +87,7 @@ def resolve(path_or_repo: str | Path) -> Path:
 
 
 def _instead_of(directory: Path) -> str:
-    """Tells what to name in place of a directory without a model."""
+    """Says what to name instead of a directory without a model."""
     try:
         files = _gguf_files(each.name for each in directory.iterdir())
     except OSError:  # a directory that may not be read
@@ -114,14 +113,14 @@ def _repository(name: str) -> tuple[str, str | None, str | None]:
 
 
 def real_path(path: Path) -> Path:
-    """The absolute path, without links. A file that is a link keeps its name, which tells its
-    format: in Hugging Face's cache the content has another name."""
+    """The absolute path, without links. A file that is a link keeps its name, because that shows
+    the format: in Hugging Face's cache, the content has another name."""
     return path.resolve() if path.is_dir() else path.parent.resolve() / path.name
 
 
 def model_name(path: Path) -> str:
-    """The name to show for a model: its directory's, or owner/name if it is in the cache, with
-    :FILE for a GGUF file."""
+    """The name to show for a model: that of its directory, or owner/name if it is in the cache, and
+    then :FILE for a GGUF file."""
     for place in (path, *path.parents):
         repo = place.parent.parent.name
         if place.parent.name == "snapshots" and repo.startswith("models--"):
@@ -132,12 +131,12 @@ def model_name(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """A repository in the cache, or one of its GGUF files. `path` lies in the snapshot that the
-    name of the repository alone stands for, or in the newest one."""
+    """A repository in the cache, or one of its GGUF files. `path` is in the snapshot that the
+    repository's name means without a revision, or else in the newest snapshot."""
 
     name: str
     path: Path
-    size_bytes: int  # on the disk; of a repository, all revisions
+    size_bytes: int  # on the disk; for a repository, all revisions
 
 
 def cached_models() -> list[CachedModel]:
@@ -156,7 +155,7 @@ def cached_models() -> list[CachedModel]:
 def remove_cached(name: str) -> int:
     """Removes a repository, or one of its revisions, from the cache; returns the bytes freed.
 
-    Raises HubError where the cache has no such model.
+    Raises HubError if the cache has no such model.
     """
     import huggingface_hub
 
@@ -197,7 +196,7 @@ def shipped_model() -> Path:
 
 
 def _fetch(repo: str, revision: str | None, file: str | None) -> Path:
-    """Fetches and checks the description first: an unsupported model costs no large download."""
+    """Fetches and checks the description first, so an unsupported model costs no large download."""
     asked = repo if revision is None else f"{repo}@{revision}"
     patterns = _DESCRIPTION if file is None else []
     path = _download(asked, repo, revision, patterns, is_shown=False)
@@ -220,7 +219,7 @@ def _fetch(repo: str, revision: str | None, file: str | None) -> Path:
 
 
 def _fetch_weights(asked: str, repo: str, path: Path) -> list[str]:
-    """Fetches what the snapshot needs beside its description; returns the weights that the
+    """Fetches what the snapshot needs in addition to its description; returns the weights that the
     repository lacks."""
     wanted = _missing_weights(path)
     if not any((path / name).exists() for name in ("tokenizer.json", "tokenizer.model")):
@@ -228,7 +227,7 @@ def _fetch_weights(asked: str, repo: str, path: Path) -> list[str]:
     if WEIGHTS in wanted:
         wanted.append(PACKED_WEIGHTS)
     if wanted:
-        _download(asked, repo, path.name, wanted, is_shown=True)  # of the same commit
+        _download(asked, repo, path.name, wanted, is_shown=True)  # from the same commit
     return _missing_weights(path)
 
 
@@ -266,7 +265,7 @@ def _gguf_files(names: Iterable[str]) -> list[str]:
 
 
 def _ends(names: Sequence[str]) -> list[str]:
-    """Returns the files' names behind the words that they have in common."""
+    """The files' names without the words with which all of them begin."""
     stems = [re.split(r"(?<=[-.])", Path(name).stem) for name in names]
     shared = 0
     while all(len(stem) > shared + 1 and stem[shared] == stems[0][shared] for stem in stems):
@@ -275,12 +274,12 @@ def _ends(names: Sequence[str]) -> list[str]:
 
 
 def _files_of(repo: str, snapshot: Path) -> list[str]:
-    """The repository's files at the snapshot's commit; without a network, those in the cache."""
+    """The repository's files at the snapshot's commit or, without a network, those in the cache."""
     import huggingface_hub
 
     try:
         return huggingface_hub.HfApi().list_repo_files(repo, revision=snapshot.name)
-    except Exception:  # as when fetching
+    except Exception:  # of any type, as when fetching
         return _local_files(snapshot)
 
 
@@ -315,7 +314,7 @@ def _download(
         raise HubError(f"{asked}: {problem}") from error
     except errors.RepositoryNotFoundError as error:
         problem = (
-            "is neither a directory here nor a repository that you can read on huggingface.co; "
+            "is neither a local directory nor a repository that you can read on huggingface.co; "
             "check the name, or run `hf auth login` if it is private"
         )
         raise HubError(f"{asked}: {problem}") from error
@@ -328,7 +327,7 @@ def _download(
 @contextmanager
 def _bars(label: str | None) -> Iterator[type[Any]]:
     """A progress bar for snapshot_download: one line with the bytes of all files, removed at the
-    end. Shows nothing without a label, or where huggingface_hub's bars are disabled."""
+    end. Shows nothing without a label, or if huggingface_hub's bars are disabled."""
     from huggingface_hub.utils.tqdm import tqdm
 
     opened: list[Any] = []
@@ -358,11 +357,11 @@ def _why_not_fetched(error: Exception) -> str:
 
     if constants.HF_HUB_OFFLINE:
         return (
-            "is not a directory here and not (wholly) in the cache, and HF_HUB_OFFLINE forbids "
+            "is not a local directory and not (wholly) in the cache, and HF_HUB_OFFLINE forbids "
             "fetching it; unset that, or name a local directory"
         )
     reason = type(error.__cause__ or error).__name__
     return (
-        f"is not a directory here and could not be fetched from {constants.ENDPOINT} ({reason}); "
+        f"is not a local directory and could not be fetched from {constants.ENDPOINT} ({reason}); "
         "check the network and the disk, or name a local directory"
     )

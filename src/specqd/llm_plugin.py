@@ -1,7 +1,7 @@
 """A plugin for Simon Willison's `llm` command (extra `llm`): local models under `specqd/NAME`.
 
-NAME is a model of Hugging Face's cache, a short name, which is fetched when first used, or the
-shipped model. A process loads a model once.
+NAME is a model in Hugging Face's cache, a short name, which is fetched at its first use, or the
+shipped model. A process loads each model once.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -26,21 +26,25 @@ def _loaded(name: str, draft: str) -> LLM:
 
 
 class SpecqdModel(llm.Model):
-    """One model. `execute` streams its answer, which drafts do not change."""
+    """One model. `execute` streams its answer. Drafts do not change it."""
 
     can_stream = True
 
     class Options(llm.Options):
-        """Options of `-o`; those that are absent are as in `specqd chat`."""
+        """Options of `-o`; by default as in `specqd chat`."""
 
-        max_tokens: int | None = Field(None, description="The most new tokens.")
-        temperature: float | None = Field(None, description="0 is greedy.")
-        top_p: float | None = Field(None, description="Probability mass to sample from.")
-        top_k: int | None = Field(None, description="Sample from so many tokens; 0: from all.")
-        min_p: float | None = Field(None, description="As a share of the likeliest token's.")
-        repetition_penalty: float | None = Field(None, description="1 is none.")
-        seed: int | None = Field(None, description="Equal seeds give equal answers.")
-        draft: str = Field("auto", description="Words of --draft, separated by spaces.")
+        max_tokens: int | None = Field(None, description="Maximum of new tokens.")
+        temperature: float | None = Field(None, description="Sampling temperature; 0: greedy.")
+        top_p: float | None = Field(
+            None, description="Nucleus sampling: cumulative probability to keep."
+        )
+        top_k: int | None = Field(None, description="Sample from the K likeliest tokens; 0: all.")
+        min_p: float | None = Field(
+            None, description="Least probability, relative to the likeliest token's."
+        )
+        repetition_penalty: float | None = Field(None, description="1: off.")
+        seed: int | None = Field(None, description="Makes sampling repeatable.")
+        draft: str = Field("auto", description="Drafts, outermost first, separated by spaces.")
 
     def __init__(self, name: str) -> None:
         self.model_id = f"specqd/{name}"
@@ -64,16 +68,16 @@ class SpecqdModel(llm.Model):
 
 def _answer(model: LLM, messages: list[dict[str, str]], params: SamplingParams) -> Stream:
     """The answer to a conversation. A model without a chat template continues its text, by 128
-    tokens unless the options say more."""
+    tokens unless the options state a number."""
     if model.tokenizer.has_chat_template:
-        is_plain = not has_channels(model.tokenizer)  # special tokens say which channel it is
+        is_plain = not has_channels(model.tokenizer)  # special tokens say which channel follows
         return model.stream_chat(messages, replace(params, skip_special_tokens=is_plain))
     text = "".join(message["content"] for message in messages)
     return model.stream(text, replace(params, max_tokens=params.max_tokens or 128))
 
 
 def _final(pieces: Iterable[str]) -> Iterator[str]:
-    """The channel of the answer, without the thoughts before it."""
+    """The channel of the answer, without the thoughts that precede it."""
     reader = ChannelReader()
     for piece in pieces:
         yield reader.split(piece, is_last=False)[0]
@@ -81,7 +85,7 @@ def _final(pieces: Iterable[str]) -> Iterator[str]:
 
 
 def _message(message: Any) -> dict[str, str]:
-    """A message in the form of chat templates; `llm` gives other parts only to models that state
+    """A message as chat templates expect it; `llm` passes other parts only to models that declare
     support for them."""
     texts = [part.text for part in message.parts if isinstance(part, TextPart)]
     return {"role": message.role, "content": "".join(texts)}
@@ -89,7 +93,7 @@ def _message(message: Any) -> dict[str, str]:
 
 @llm.hookimpl
 def register_models(register: Callable[[llm.Model], None]) -> None:
-    """Registers what can be named without a path. Fetches nothing."""
+    """Registers all models that have a name. Fetches nothing."""
     cached = [model.name for model in cached_models()]
     for name in dict.fromkeys([SHIPPED, *cached, *SHORT_NAMES]):
         register(SpecqdModel(name))

@@ -4,8 +4,8 @@ The harness finds models by import, so start its command line through this modul
 
     python -m specqd.lm_eval --model specqd --model_args pretrained=./my-model --tasks ...
 
-A log-likelihood takes one forward over its text; the drafting engine generates texts. Drafts change
-no bit of either. Texts are truncated as the harness truncates them for transformers.
+A log-likelihood takes one forward over its text; the engine, with drafts, generates texts. Drafts
+change no bit of either. Texts are truncated in the same way as the harness does for transformers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,9 +33,9 @@ Scored = tuple[float, bool]
 class SpecqdLM(TemplateLM):
     """`--model specqd`; the arguments are those of --model_args.
 
-    pretrained, threads, isa: as in LLM. draft: likewise, with a chain's words joined by `+`.
-    max_length: tokens of a text, by default the model's context. max_gen_toks: new tokens for tasks
-    that state no number. seed: the first request's; each further request has the next one.
+    pretrained, threads, isa: as in LLM. draft: the same, with the words of a chain joined by `+`.
+    max_length: most tokens of a text, by default the model's context. max_gen_toks: new tokens for
+    tasks that state no number. seed: of the first request; each further request uses the next one.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class SpecqdLM(TemplateLM):
         max_length: int | None = None,
         max_gen_toks: int = 256,
         seed: int = 0,
-        batch_size: int | str = 1,  # the last three have no effect; the harness always passes
+        batch_size: int | str = 1,  # the last three have no effect, but the harness always passes
         max_batch_size: int | None = None,  # them, with cuda:0 as the default device
         device: str | None = None,
     ) -> None:
@@ -68,7 +68,7 @@ class SpecqdLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """The token before a text without context."""
+        """The token that precedes a text without context."""
         return self._named_token("bos_token_id", "eos_token_id")
 
     def _named_token(self, *names: str) -> int:
@@ -81,7 +81,7 @@ class SpecqdLM(TemplateLM):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: object
     ) -> list[int]:
-        """The ids that the tokenizer's file asks for, but never a second bos token."""
+        """The ids, with the special tokens that the tokenizer adds, but never two bos tokens."""
         if add_special_tokens is None:
             bos = self._llm.tokenizer.bos_token
             add_special_tokens = bos is None or not string.startswith(bos)
@@ -99,7 +99,7 @@ class SpecqdLM(TemplateLM):
                     f"a continuation has {len(continuation)} tokens, more than max_length "
                     f"{self.max_length}; leave the task out"
                 )
-            room = self.max_length + 1 - len(continuation)  # no forward takes the last token
+            room = self.max_length + 1 - len(continuation)  # the last token needs no forward
             scored = score(self._llm.model, context[-room:], continuation)
             scores.append((scored.logprob, scored.is_greedy))
             if texts is not None:
@@ -163,7 +163,7 @@ class SpecqdLM(TemplateLM):
     def apply_chat_template(
         self, chat_history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """The prompt for a chat; without a generation prompt, the last message stays open."""
+        """The prompt of a chat. Without a generation prompt, the last message stays open."""
         text = self._llm.tokenizer.render_chat(
             chat_history, add_generation_prompt=add_generation_prompt
         )

@@ -10,9 +10,9 @@ from specqd.errors import FieldError, shown
 
 T = TypeVar("T")
 
-_LEAST_TEMPERATURE = 1e-6  # below it, differences of logits would overflow
+_LEAST_TEMPERATURE = 1e-6  # smaller ones would make differences of logits overflow
 _MOST_INT32 = 2**31 - 1
-# Fields that may be None, with their least and their greatest value.
+# Fields that may be None, with their least and greatest values.
 _OPEN_WHOLE = {
     "max_tokens": (1, _MOST_INT32),
     "top_k": (0, _MOST_INT32),
@@ -21,14 +21,14 @@ _OPEN_WHOLE = {
     "prompt_logprobs": (0, 1000),
 }
 _OPEN_REAL = {"top_p": (1e-6, 1), "min_p": (0, 1), "repetition_penalty": (0.01, 100)}
-# Of a chat where a model's authors recommend no sampling: greedy answers of small models repeat
+# For chats with a model whose authors recommend no sampling: greedy answers of small models repeat
 # themselves.
 CHAT_TEMPERATURE = 0.7
 CHAT_REPETITION_PENALTY = 1.05
 
 
 class Defaults(Protocol):
-    """The settings that a model's authors recommend; None where they state none."""
+    """The settings that a model's authors recommend; None for those that they do not state."""
 
     @property
     def do_sample(self) -> bool | None: ...
@@ -46,19 +46,20 @@ class Defaults(Protocol):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SamplingParams:
-    """Rules for picking tokens and for stopping. Raises FieldError for a value out of range.
+    """How to sample tokens, and when to stop. Raises FieldError for a value out of range.
 
-    None means: for temperature, top_p, top_k, min_p and repetition_penalty the model's default;
-    for max_tokens no limit but the context; for seed a random one; for logprobs and
-    prompt_logprobs none (0 gives those of the sequence's own tokens). Temperature 0 is greedy. The
-    repetition penalty counts tokens of prompt and output, the other two those of the output.
+    None means the model's default for temperature, top_p, top_k, min_p and repetition_penalty; no
+    limit except the context for max_tokens; a random seed for seed; and no log-probabilities for
+    logprobs and prompt_logprobs (0 gives those of the sequence's own tokens). Temperature 0 is
+    greedy. The repetition penalty counts tokens of the prompt and the output, the other two
+    penalties those of the output.
     """
 
     max_tokens: int | None = 128
     temperature: float | None = None
-    top_p: float | None = None
+    top_p: float | None = None  # nucleus sampling: cumulative probability to keep
     top_k: int | None = None  # 0: all
-    min_p: float | None = None  # as a share of the likeliest token's probability
+    min_p: float | None = None  # relative to the likeliest token's probability
     repetition_penalty: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -70,7 +71,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    skip_special_tokens: bool = True  # in the text; stop strings are searched in the same text
+    skip_special_tokens: bool = True  # from the text, in which stop strings are searched too
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -108,7 +109,7 @@ class SamplingParams:
                 raise FieldError(name, f"{shown(value)} is not True or False")
 
     def __repr__(self) -> str:
-        """The fields that are not at their defaults."""
+        """The fields that differ from their defaults."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         plain = {each.name: each.default for each in fields(self)} | {"logit_bias": {}}
         words = [
@@ -143,8 +144,8 @@ class SamplingParams:
             or self.frequency_penalty != 0
         )
 
-    def picker(self, seed: int, sample: int) -> _native.Sampler:
-        """The native sampler for one of the n samples. None counts as neutral."""
+    def sampler(self, seed: int, sample: int) -> _native.Sampler:
+        """The native sampler of one of the n samples. None means no effect."""
         return _native.Sampler(
             temperature=self.temperature or 0.0,
             top_p=_first(self.top_p, 1.0),
@@ -165,8 +166,8 @@ def _first(*values: T | None) -> T:
 
 
 def chat_sampling(params: SamplingParams, defaults: Defaults) -> SamplingParams:
-    """The parameters with a default that does not repeat itself: the model's own sampling, else
-    ours. A given temperature stands for itself."""
+    """The parameters with defaults for chats: the model's own sampling or, if it has none, ours,
+    which repeats itself less than greedy decoding. A given temperature is kept."""
     if defaults.do_sample or params.temperature is not None:
         return params
     penalty = params.repetition_penalty or defaults.repetition_penalty or CHAT_REPETITION_PENALTY

@@ -22,7 +22,7 @@ class Text:
 
     def __init__(self, model: Model, head: Head, tokens: SequenceOf[int]) -> None:
         self.model, self.head = model, head
-        self.sequence = Sequence(list(tokens), Sampling().picker(0, 0), len(tokens))
+        self.sequence = Sequence(list(tokens), Sampling().sampler(0, 0), len(tokens))
 
     def read(self, count: int | None = None) -> None:
         """The model forwards all tokens but the last, or `count` of those that are missing."""

@@ -103,7 +103,7 @@ def new_sequence(
     """A sequence that begins with a prompt; its noise follows from the seed plus its number."""
     return Sequence(
         list(prompt),
-        params.picker((params.seed or 0) + number, 0),
+        params.sampler((params.seed or 0) + number, 0),
         len(prompt),
         is_sampled=bool(params.temperature),
         needs_history=params.needs_history,

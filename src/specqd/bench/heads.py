@@ -70,7 +70,7 @@ def head_level(engine: Engine) -> Level:
     """The level of a head that drafts for the target alone; RequestError for other chains."""
     level = engine.level.drafter
     if not isinstance(level, Level) or not isinstance(level.model, Head):
-        raise RequestError("--draft: bench head measures a head alone; write head:DIR or mtp")
+        raise RequestError("bench head measures a head alone; write head:DIR or mtp", "draft")
     return level
 
 

@@ -70,7 +70,8 @@ def random_weights(count: int, inputs: int = INPUTS) -> _native.Packed:
     if 0 <= available < count * _NEEDED:
         raise MachineError(
             f"{count / 1e6:.0f} M weights: {count * _NEEDED / MEGABYTE:.0f} MB are needed and "
-            f"{available / MEGABYTE:.0f} MB are free; choose fewer --megabytes"
+            f"{available / MEGABYTE:.0f} MB are free; choose fewer",
+            "megabytes",
         )
     tiles = -(-inputs // _BLOCK)
     panels = max(count // (tiles * _BLOCK * _PANEL), 1)

@@ -136,11 +136,3 @@ def best_of(summaries: Sequence[Summary]) -> Summary:
 
 def _num_words(summary: Summary) -> int:
     return 0 if summary.chain == PLAIN else len(words_of(summary.chain))
-
-
-def command_for(model: str | None, chain: str) -> str:
-    """The command line for a chain."""
-    words = ["specqd", "generate", *([model] if model else [])]
-    for word in words_of(chain):
-        words += ["--draft", word]
-    return shlex.join(words)

@@ -34,7 +34,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # our errors are one line
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # our own errors say it in one line
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
@@ -77,8 +77,10 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     """Prints our own warnings, one line each; drops those of Python and its libraries."""
+    from specqd.cli.command import name_option
     from specqd.cli.terminal import one_line
     from specqd.errors import SpecqdWarning
 
-    if issubclass(category, SpecqdWarning):
+    if isinstance(message, SpecqdWarning):
+        name_option(message)
         print(f"specqd: note: {one_line(str(message))}", file=sys.stderr)

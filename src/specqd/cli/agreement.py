@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from specqd.sampling import SamplingParams
 
 
-_POSITIONS = 64  # judged after each prompt, at most: each takes two forwards in each format
+_POSITIONS = 64  # compared after each prompt, at most: each takes two forwards per format
 
 
 def measure_agreement(
     plain: "LLM", texts: Sequence[str], temperatures: Sequence["SamplingParams"]
 ) -> "list[FormatAgreement]":
-    """Judges the drafts at each temperature on the text that the model writes after the prompts."""
+    """Compares each draft with the model, at each temperature, on the text that the model writes
+    after the prompts."""
     from specqd.bench.draft_formats import agreement_by_format
     from specqd.bench.levels import encoded_ends
 
@@ -30,13 +31,13 @@ def measure_agreement(
     resolved = [
         replace(params, max_tokens=new_tokens).resolved(plain.defaults) for params in temperatures
     ]
-    with ProgressBar("Judging draft formats") as bar:
+    with ProgressBar("Comparing draft formats") as bar:
         found, left_out = agreement_by_format(plain, prompts, resolved, bar)
-    tell_left_out(left_out)
+    note_left_out(left_out)
     return found
 
 
-def tell_left_out(left_out: "Sequence[LeftOut]") -> None:
+def note_left_out(left_out: "Sequence[LeftOut]") -> None:
     for each in left_out:
         click.echo(one_line(f"specqd: note: {each.draft} is left out: {each.reason}"), err=True)
 

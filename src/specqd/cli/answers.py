@@ -15,7 +15,8 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 class PlainAnswer:
-    """Everything that the model generates, on standard output; of a terminal, wrapped if asked."""
+    """Shows all that the model generates on standard output. is_wrapped: breaks lines on a
+    terminal between words."""
 
     def __init__(self, *, is_wrapped: bool = False) -> None:
         self.text = ""
@@ -34,7 +35,8 @@ class PlainAnswer:
 
 
 class RawAnswer(PlainAnswer):
-    """The text unchanged. A newline follows it on a terminal, or on standard error of one file."""
+    """Shows the text unchanged. A newline follows on a terminal; if both outputs are one file, the
+    newline goes to standard error."""
 
     def finish(self) -> None:
         if self.text.endswith("\n"):
@@ -46,8 +48,8 @@ class RawAnswer(PlainAnswer):
 
 
 class ChanneledAnswer(PlainAnswer):
-    """The answer channel alone. Thoughts are shown dimmed on standard error, if that is a terminal,
-    and are not kept."""
+    """Shows only the answer channel. Thoughts are shown dimmed on standard error, if that is a
+    terminal, and are not kept."""
 
     def __init__(self, *, shows_thoughts: bool, is_wrapped: bool = False) -> None:
         super().__init__(is_wrapped=is_wrapped)

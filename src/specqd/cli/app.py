@@ -13,7 +13,6 @@ from specqd.cli.inspect import inspect
 from specqd.cli.models import models, pull, rm
 from specqd.cli.pack import pack
 from specqd.cli.serve import serve
-from specqd.cli.train_head import train_head
 
 _EPILOG = """\b
 Try:
@@ -42,6 +41,6 @@ def app() -> None:
     """
 
 
-_COMMANDS = (generate, chat, serve, batch, demo, models, pull, rm, inspect, pack, bench, train_head)
+_COMMANDS = (generate, chat, serve, batch, demo, models, pull, rm, inspect, pack, bench)
 for _command in _COMMANDS:
     app.add_command(_command)

@@ -84,14 +84,14 @@ def batch(
         raise click.UsageError("--numa has no effect on workers of --ray; leave it out")
 
     asked = read_batch(requests, _name(model or str(shipped_model())))
-    with open_answers(out, asked) as answers, _telling_how_to_continue(asked, answers):
+    with open_answers(out, asked) as answers, _saying_how_to_continue(asked, answers):
         before = len(answers.done)
         if before == len(asked.requests):
             done = f"specqd: {out}: all {before} requests are answered already"
             print(one_line(done), file=sys.stderr)
             return
         if ray is None:
-            refused, told = _answer(asked, answers, model, draft, machine)
+            refused, counts = _answer(asked, answers, model, draft, machine)
         else:
             from specqd.ray.options import absolute
             from specqd.ray.worker import Workers
@@ -100,9 +100,9 @@ def batch(
             made = Workers(
                 absolute(model), asked.model, words, machine.threads, machine.isa, workers
             )
-            refused, told = _answer_by_ray(ray, made, asked, answers), []
+            refused, counts = _answer_by_ray(ray, made, asked, answers), []
         new = len(answers.done) - before
-    parts = [f"{new} {'answer' if new == 1 else 'answers'}", *told]
+    parts = [f"{new} {'answer' if new == 1 else 'answers'}", *counts]
     parts += [f"{refused} refused with status 400"] if refused else []
     parts += [f"{before} answered before"] if before else []
     print(f"specqd: {', '.join(parts)}", file=sys.stderr)
@@ -115,8 +115,8 @@ def _file(path: Path) -> Path:
 
 
 @contextmanager
-def _telling_how_to_continue(asked: "Batch", answers: "Answers") -> Iterator[None]:
-    """At Ctrl-C, tells how much is done."""
+def _saying_how_to_continue(asked: "Batch", answers: "Answers") -> Iterator[None]:
+    """At Ctrl-C, says how much is done."""
     try:
         yield
     except KeyboardInterrupt:
@@ -132,7 +132,7 @@ def _answer(
     draft: tuple[str, ...],
     machine: MachineChoice,
 ) -> tuple[int, list[str]]:
-    """Answers in this process; returns the number of refused requests, and the speed."""
+    """Answers in this process; returns the number of refused requests, then tokens and speed."""
     from specqd.engine.reports import Stats
     from specqd.openai.batch import answer_batch
 

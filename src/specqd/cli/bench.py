@@ -89,7 +89,7 @@ def kernels(
     """Time products with random weights in both precisions, against the bandwidth.
 
     Rows are the tokens of one forward. "share of bandwidth" compares with plain reads of as many
-    bytes, timed before and after; "x BF16 limit" with a perfect reader of BF16 weights.
+    bytes, timed before and after; "x BF16 limit" compares with a perfect reader of BF16 weights.
 
     \b
     Example:
@@ -108,7 +108,7 @@ def kernels(
     ]
     measured = []
     for speed in speeds.measure(chosen, packed, speeds.INPUTS, cases):
-        measured.append(_kernel_json(speed))
+        measured.append(asdict(speed))
         click.echo(_kernel_line(speed))
     _write_json(json_file, chosen, {"weights": packed.weights, "speeds": measured})
 
@@ -119,14 +119,6 @@ def _write_json(file: Path | None, machine: "Machine", results: dict[str, Any]) 
     if file:
         content = {"cpu": _native.cpu_model(), "threads": machine.pool.threads} | results
         file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _kernel_json(speed: "KernelSpeed") -> dict[str, Any]:
-    """Names the precision twice: `reading`, with its values, is the old spelling."""
-    facts = asdict(speed)
-    old_name = {"fp4": "draft", "exact": "exact"}[speed.case.precision]
-    facts["case"]["reading"] = old_name
-    return facts
 
 
 def _kernel_line(speed: "KernelSpeed") -> str:
@@ -152,7 +144,7 @@ def _kernel_line(speed: "KernelSpeed") -> str:
     default=128,
     show_default=True,
     type=click.IntRange(0),
-    help="Tokens before them.",
+    help="Tokens before these rows, in the KV cache.",
 )
 @click.option(
     "--repeats", default=50, show_default=True, type=click.IntRange(1), help="Forwards to time."
@@ -182,9 +174,9 @@ def forward(
     """Time the stages of one forward in both precisions, against the bandwidth.
 
     A stage is a product, attention, the preparation of inputs, or the wait of a thread for the
-    others. Times are medians over forwards, of all layers together, as a mean over threads. The
-    bandwidth is that of plain reads of as many bytes, up to 1 GB, after each forward; with the
-    quartiles of each forward against its read.
+    others. Times are medians over forwards, summed over layers and averaged over threads. Plain
+    reads of as many bytes, up to 1 GB, measure the bandwidth after each forward; the quartiles
+    compare each forward with its read.
 
     \b
     Example:
@@ -254,9 +246,9 @@ def levels(
 ) -> None:
     """Time chains of drafts against plain decoding, and check that all tokens are equal.
 
-    First loads each format of draft weights and shows how often its draft picks the model's token.
+    First loads each format of draft weights and shows how often its draft agrees with the model.
     Default chains: fp4 and auto; with --small also the small model alone and below fp4.
-    Batch 1; ratios are medians over prompts with their 95 % interval. Where stdout is no terminal,
+    Batch 1; ratios are medians over prompts with their 95 % interval. If stdout is not a terminal,
     the last line is one JSON object.
 
     \b

@@ -1,4 +1,4 @@
-"""`specqd bench head`: how often a trained head is right, guess by guess."""
+"""`specqd bench head`: how often the guesses of a draft head are accepted, by place."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -64,11 +64,12 @@ def bench_head(
     machine: MachineChoice,
     json_file: Path | None,
 ) -> None:
-    """Measure how often a trained head is right, guess by guess.
+    """Measure how often the guesses of a trained head are accepted, by place.
 
-    The model writes; after each of its tokens the head proposes some more. A guess counts where
-    all before it are right. "length" is the mean of tokens in a round with such a proposal, the
-    model's own included. "step" is a forward of the head, over one of the model.
+    The model writes a text. After each token the head proposes the next ones, and a guess is judged
+    if all guesses before it are accepted. "length" is the mean number of tokens that a round with
+    such a proposal makes, the model's own token included. "step" is the time of one forward of the
+    head, relative to one of the model.
 
     \b
     Examples:
@@ -80,7 +81,7 @@ def bench_head(
 
     is_head = word.startswith("head:") or word.partition(":")[0] == "mtp"
     if not is_head or "|" in word or ":k=" in word:
-        raise RequestError(f"--draft {word}: write head:DIR or mtp, with :bf16 or :fp4 behind it")
+        raise RequestError(f"--draft {word}: write head:DIR or mtp, then :bf16 or :fp4 if needed")
     texts = read_prompts(prompts_file, limit)
     llm = open_llm(model, f"{word}:k={guesses}", machine)
     prompts = encoded_ends(llm, texts, max_tokens)

@@ -46,7 +46,7 @@ Examples:
 @click.command(cls=Command, epilog=_EPILOG)
 @model_argument
 @text_argument
-@option("-p", "--prompt", metavar="TEXT", help="Answer TEXT, and end.")
+@option("-p", "--prompt", metavar="TEXT", help="Answer TEXT and exit.")
 @system_option("The system message.")
 @think_option
 @partial(sampling_options, max_tokens=None)
@@ -68,15 +68,15 @@ def chat(
 ) -> None:
     """Chat with a model.
 
-    In the conversation, /help lists the commands. With TEXT, that is answered and the program ends;
-    before it stands what a pipe or file on standard input has.
+    In the conversation, /help lists the commands. With TEXT, the model answers it and the program
+    ends; a pipe or file on standard input is then put before TEXT.
 
-    Sampling is the model's own, from its generation_config.json. Where that states none, the
-    temperature is 0.7 and the repetition penalty 1.05; --temperature 0 is greedy.
+    Sampling follows the model's generation_config.json. If that states none, the temperature is 0.7
+    and the repetition penalty is 1.05; --temperature 0 is greedy.
 
-    A model without a chat template continues your text, 128 tokens at a time unless -n is given. In
-    a pipe, each line is one message or command, and a line that ends in a backslash continues in
-    the next; answers go to standard output one after the other.
+    A model without a chat template continues your text, 128 tokens at a time unless -n is given.
+    From a pipe, each line is one message or command, and a line that ends in a backslash continues
+    in the next one. Answers go to standard output, one after the other.
     """
     from specqd.sampling import CHAT_TEMPERATURE, SamplingParams, chat_sampling
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ChatInput(Protocol):
-    """Source of the user's messages."""
+    """A source of the user's messages."""
 
     def read(self) -> str | None:
         """The next message; None at the end. KeyboardInterrupt: the user discarded a line."""
@@ -90,8 +90,8 @@ def history_file() -> Path:
 
 
 def _history(path: Path) -> "History":
-    """Messages of earlier conversations, readable by the user alone. Kept in memory where the file
-    cannot be made."""
+    """Messages of earlier conversations, which only the user can read. If the file cannot be made,
+    they are kept in memory."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     try:

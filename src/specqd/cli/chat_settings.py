@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Settings:
-    """The parameters that `/set` changes, under the names and with the types of the options."""
+    """The parameters that `/set` changes, with the names and types of the options."""
 
     def __init__(self, context: click.Context, params: "SamplingParams") -> None:
         known = {each.name for each in fields(params)}
@@ -34,7 +34,7 @@ class Settings:
         return list(shown.values())
 
     def changed(self, params: "SamplingParams", name: str, text: str) -> "SamplingParams":
-        """The parameters with another value; `-` stands for that of the beginning."""
+        """The parameters with another value; `-` stands for the first one."""
         option = self._options.get(name.replace("_", "-"))
         if option is None:
             raise RequestError(f"{name} cannot be set; known: {', '.join(self.names)}")

@@ -1,7 +1,7 @@
-"""Commands and options as click has them, with hidden further names and values from elsewhere.
+"""Click's commands and options, with hidden further names and more sources of values.
 
-A value comes from the command line, else from the variable `SPECQD_` and the option's name, else
-from the configuration file.
+A value comes from the command line, else from the variable that is named `SPECQD_` and the option's
+name, else from the configuration file.
 """
 
 import os
@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 from specqd.cli.peers import COMMANDS, refused_commands, refused_options
 from specqd.cli.settings import all_names, settings_file
+from specqd.errors import SpecqdError, SpecqdWarning
 
 if TYPE_CHECKING:
     from click.parser import _OptionParser
@@ -39,7 +40,7 @@ class Option(click.Option):
 
 
 class Model(click.Argument):
-    """The argument MODEL, which the hidden option -m, --model gives too."""
+    """The argument MODEL, which the hidden option -m, --model sets too."""
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         by_option = ctx.meta.pop(_MODEL_GIVEN, None)
@@ -60,7 +61,7 @@ def keep_model(ctx: click.Context, parameter: click.Parameter, value: str | None
 
 
 class Command(click.Command):
-    """A command that reads SPECQD_* variables, and answers other programs' options with ours."""
+    """A command that reads SPECQD_* variables, and answers options of other programs with ours."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -86,6 +87,13 @@ class Command(click.Command):
                 raise click.BadParameter(problem, error.ctx, error.param) from error
             raise
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SpecqdError as error:
+            name_option(error)
+            raise
+
 
 class Group(click.Group):
     """A group of commands, with hidden further names for some."""
@@ -99,6 +107,15 @@ class Group(click.Group):
         if hint := refused_commands().get(args[0]):
             raise click.UsageError(f"No such command: {args[0]}. {hint}", ctx)
         return super().resolve_command(ctx, [COMMANDS.get(args[0], args[0]), *args[1:]])
+
+
+def name_option(problem: SpecqdError | SpecqdWarning) -> None:
+    """Lets a message name an option of the running command in place of the parameter that the
+    option sets: `--cache-positions 0: ...`, not `cache_positions 0: ...`."""
+    context = click.get_current_context(silent=True)
+    option = f"--{problem.parameter}".replace("_", "-")
+    if context is not None and any(option in each.opts for each in context.command.params):
+        problem.parameter = option
 
 
 def _variable(name: str) -> str:

@@ -12,7 +12,7 @@ _THINKING = "enable_thinking"
 
 
 class Conversation(Protocol):
-    """Grows by a message and its answer."""
+    """Messages and answers so far; grows by a message and its answer."""
 
     @property
     def system(self) -> str | None: ...
@@ -34,7 +34,7 @@ class Conversation(Protocol):
         """The conversation as JSON."""
 
     def shown(self) -> str:
-        """The conversation as a text for readers."""
+        """The conversation as readable text."""
 
     def clear(self) -> None:
         """Drops all messages but the system message."""
@@ -137,8 +137,8 @@ class RunningText:
 
 
 def thinking(tokenizer: "Tokenizer", thinks: bool | None) -> dict[str, Any]:
-    """Variables of the template for --think and --no-think; raises RequestError where it does not
-    know them."""
+    """Variables of the template for --think and --no-think; raises RequestError if the template
+    does not know them."""
     if thinks is None:
         return {}
     if not tokenizer.has_template_variable(_THINKING):

@@ -29,7 +29,7 @@ class Settings:
     def __init__(self, path):
         self.path = Path(path)
 '''
-_REPEATS = 5  # runs of each way of decoding, in turn, so that noise affects both
+_REPEATS = 5  # runs of each way of decoding, interleaved so that noise affects both
 _TITLES = ("plain", "with its FP4 draft")
 
 
@@ -117,7 +117,7 @@ def show(llm: "LLM", prompt: list[int], params: "SamplingParams") -> "Run":
 
 
 def report(plain: "LLM", summaries: "Sequence[Summary]", done: "Sequence[Trial]") -> list[str]:
-    """The table: a column for each way of decoding."""
+    """The lines of the table, which has a column for each way of decoding."""
     tokens = sum(len(trial.runs[0].tokens) - 1 for trial in done)
     bf16_bytes = plain.model.bf16_bytes_per_forward
     bandwidth = median(trial.gb_per_s[bf16_bytes] for trial in done)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from specqd.text.tokenizer import Tokenizer
 
 _COLOURS = ("green", "cyan", "magenta", "yellow")  # depths 1 to 4, then again from the first
-_LINES = ("solid", "double", "dotted", "wavy")  # tell levels apart without colour
+_LINES = ("solid", "double", "dotted", "wavy")  # so that levels differ without colour
 
 
 @dataclass(frozen=True, slots=True)

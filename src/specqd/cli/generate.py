@@ -54,7 +54,7 @@ Examples:
 """
 
 
-_PATIENCE = 1.0  # seconds of silence on standard input before the user is told
+_PATIENCE = 1.0  # seconds without standard input before a note says so
 
 
 @click.command(cls=Command, epilog=_EPILOG)
@@ -75,7 +75,7 @@ _PATIENCE = 1.0  # seconds of silence on standard input before the user is told
     also=("--n-probs",),
     type=int,
     metavar="K",
-    help="With --json: log-probabilities, and the K likeliest.",
+    help="With --json: log-probabilities of the tokens, and of the K likeliest at each place.",
 )
 @option(
     "--stats",
@@ -84,8 +84,13 @@ _PATIENCE = 1.0  # seconds of silence on standard input before the user is told
     is_flag=True,
     help="Print a table of each level's work.",
 )
-@option("--explain", "is_explained", is_flag=True, help="Colour tokens by who drafted them.")
-@option("--explain-html", "page", type=OUT_FILE, help="Write it as an HTML page.")
+@option(
+    "--explain",
+    "is_explained",
+    is_flag=True,
+    help="Colour each token by the level that drafted it.",
+)
+@option("--explain-html", "page", type=OUT_FILE, help="Write the coloured text as an HTML page.")
 def generate(
     model: str | None,
     words: tuple[str, ...],
@@ -106,9 +111,9 @@ def generate(
 ) -> None:
     """Continue a text: the new text to stdout, a summary to stderr.
 
-    The text is that behind MODEL, of -p or -f, else standard input. A pipe or file on standard
-    input stands before a text behind MODEL or of -p. One newline at the end of a file or of
-    standard input is dropped. Sampling options default to the model's generation_config.json.
+    The text is TEXT, or that of -p or -f, or else standard input. A pipe or file on standard input
+    is put before TEXT or the text of -p. One newline at the end of a file or of standard input is
+    dropped. Sampling options default to the model's generation_config.json.
     """
     if sampling["logprobs"] is not None and not is_json:
         raise click.UsageError("--logprobs needs JSON; add --json")
@@ -142,7 +147,7 @@ def generate(
 def write_stream(
     llm: "LLM", prompt: "Prompt", params: "SamplingParams", *, is_chat: bool
 ) -> "Result":
-    """Streams a completion; of a chat with channels, the answer alone."""
+    """Streams a completion; for a chat with channels, only the answer."""
     if is_chat and has_channels(llm.tokenizer):
         params = replace(params, skip_special_tokens=False)
         answer = ChanneledAnswer(shows_thoughts=sys.stderr.isatty())
@@ -160,7 +165,7 @@ def write_page(llm: "LLM", prompt: str, result: "Result", page: Path) -> None:
 
 
 def read_prompt(prompt: str | None, file: str | None) -> str:
-    """The prompt of -p or -f, else all of standard input; before -p, what is piped in."""
+    """The prompt of -p or -f, else all of standard input. Piped text comes before that of -p."""
     if prompt is not None and file is not None:
         raise click.UsageError("-p and -f both name a prompt; give one of them")
     if file is not None and file != "-":
@@ -183,7 +188,7 @@ def _is_piped() -> bool:
 
 
 def _read_input() -> str:
-    with suppress(OSError, ValueError):  # a stand-in has no descriptor, and is never awaited
+    with suppress(OSError, ValueError):  # a test's stand-in has no descriptor and never waits
         if not select.select([sys.stdin], [], [], _PATIENCE)[0]:
             say("waiting for standard input, which is part of the prompt; </dev/null leaves it out")
     return _decoded(sys.stdin.buffer.read(), "standard input")

@@ -58,7 +58,7 @@ class MatrixReport:
 
     @property
     def exact_bytes(self) -> int:
-        """Bytes that an exact forward reads: plain tiles alone, or all planes of nested ones."""
+        """Bytes that an exact forward reads: only plain tiles, or all planes of nested ones."""
         return self.planes["plain"] or sum(self.planes.values())
 
 
@@ -91,14 +91,15 @@ class PackedReport:
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """A NUMA node: what this process may use of it and uses. Sizes are in bytes; None: unknown."""
+    """A NUMA node: what this process may use of it, and what it uses. Sizes are in bytes; None:
+    unknown."""
 
     id: int
     cores: int
     threads: int
     memory_bytes: int | None
     free_bytes: int | None
-    gb_per_s: float | None  # of its own threads that read its own memory; None: too little memory
+    gb_per_s: float | None  # its threads read its own memory; None: too little memory
     plane_bytes: int | None
 
     @classmethod
@@ -149,10 +150,10 @@ def inspect(
 ) -> None:
     """Show a model's shape, size and memory, and this machine.
 
-    With --drafts: measure for each format of draft weights at how many positions the model's own
-    draft picks the model's token; each format is loaded in turn. Then time the own drafts and the
-    models named after --drafts, alone and in chains, on a few prompts (a minute or two). The last
-    line is the fastest command line.
+    With --drafts: load each format of draft weights in turn, and measure at how many positions the
+    model's own draft agrees with the model. Then time the model's own drafts and the models named
+    after --drafts, alone and in chains, on a few prompts (a minute or two). The last line is the
+    fastest command line.
 
     \b
     Examples:
@@ -347,7 +348,7 @@ def node_lines(model: "Model") -> list[str]:
 
 
 def fixes_pages() -> bool:
-    """Whether weights stay on the nodes where they are put; true of one node."""
+    """Whether weights stay on the nodes where they are put; always true for one node."""
     from specqd import _native
 
     nodes = _native.topology().nodes

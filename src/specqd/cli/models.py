@@ -20,11 +20,11 @@ _REMOVABLE = "owner/name[@revision] or a short name."
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """One model. `needed_bytes` is None where this version cannot load it, for this `problem`."""
+    """One model. If this version cannot load it, `needed_bytes` is None and `problem` says why."""
 
     name: str
     size_bytes: int  # on the disk
-    needed_bytes: int | None = None  # of memory, typically, for its weights
+    needed_bytes: int | None = None  # of memory that its weights typically take
     fits: bool | None = None  # into the memory that is left; None: unknown
     problem: str | None = None
 
@@ -48,8 +48,8 @@ class ModelReport:
 def models(is_json: bool) -> None:
     """List models: cached ones, with their memory, and short names.
 
-    "fits" compares the memory that a model's weights typically take with what is left of this
-    machine's. The KV cache comes on top; --context N bounds it.
+    "fits" compares the memory that a model's weights typically take with the memory that this
+    machine has left. The KV cache needs more; --context N bounds it.
 
     \b
     Examples:
@@ -89,8 +89,8 @@ def _row(report: ModelReport) -> list[str]:
 def pull(model: str) -> None:
     """Fetch a model into Hugging Face's cache.
 
-    Every command fetches a model that is not there. Only what SpecQD needs is fetched, and nothing
-    of a kind of model that it cannot run.
+    Every command fetches a model that is not in the cache. Only the files that SpecQD needs are
+    fetched, and none of a model that it cannot run.
 
     \b
     Examples:
@@ -100,7 +100,9 @@ def pull(model: str) -> None:
     from specqd.hub import resolve
 
     if Path(model).expanduser().exists():
-        raise RequestError(f"{model}: is here already; pull fetches owner/name or a short name")
+        raise RequestError(
+            f"{model}: is a local path already; pull fetches owner/name or a short name"
+        )
     path = resolve(model)
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     size = sum(file.stat().st_size for file in files)
@@ -112,7 +114,7 @@ def pull(model: str) -> None:
 def rm(model: str) -> None:
     """Remove a model from Hugging Face's cache.
 
-    Without @revision, all its revisions go. Directories outside the cache stay.
+    Without @revision, all its revisions are removed. Directories outside the cache stay.
 
     \b
     Examples:
@@ -122,7 +124,7 @@ def rm(model: str) -> None:
     from specqd.hub import remove_cached
 
     if Path(model).expanduser().exists():
-        raise RequestError(f"{model}: is not in the cache but here; delete it yourself")
+        raise RequestError(f"{model}: is a local path, not in the cache; delete it yourself")
     click.echo(one_line(f"{model}: removed, {_shown_bytes(remove_cached(model))} freed"))
 
 

@@ -84,7 +84,7 @@ def limits(prompts: int, new_tokens: int, help_text: str) -> Callable[[Command],
 
 
 def model_argument(command: Command) -> Command:
-    """MODEL, by default the shipped one; also as -m, as llama.cpp has it."""
+    """MODEL, by default the shipped one; also given as -m, as in llama.cpp."""
     by_option = click.option(
         *("-m", "--model", "-hf", "--hf-repo", "model_by_option"),
         hidden=True,
@@ -105,14 +105,14 @@ def model_argument(command: Command) -> Command:
 
 
 def text_argument(command: Command) -> Command:
-    """TEXT behind MODEL, the words of which are joined."""
+    """TEXT after MODEL, the words of which are joined."""
     return click.argument(
         "words", nargs=-1, metavar="[TEXT]...", help="The same as -p; words are joined by spaces."
     )(command)
 
 
 def prompt_of(words: Sequence[str], prompt: str | None) -> str | None:
-    """The text of -p, or that behind MODEL."""
+    """The text of -p, or the one after MODEL."""
     if words and prompt is not None:
         raise click.UsageError("TEXT and -p both name a prompt; give one of them")
     return " ".join(words) if words else prompt
@@ -131,7 +131,7 @@ def complete_model(
 
 @dataclass(frozen=True, slots=True)
 class MachineChoice:
-    """The threads, kernels and memory that the options ask for."""
+    """The threads, instruction set and NUMA use that the options request."""
 
     threads: int | None
     isa: str | None
@@ -171,7 +171,7 @@ def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _threads(context: click.Context, parameter: click.Parameter, count: int | None) -> int | None:
-    """Warns above the usable cores. The core refuses what is out of its range."""
+    """Warns if there are more threads than usable cores. The core refuses numbers out of range."""
     if count is not None and 1 < count <= 1024 and not context.resilient_parsing:
         from specqd import _native
 
@@ -203,39 +203,28 @@ def draft_option(command: Command) -> Command:
 def context_option(command: Command) -> Command:
     return option(
         "--context",
-        also=("-c", "--ctx-size", "--num-ctx", "--max-model-len", "--max-context"),
+        also=("-c", "--ctx-size", "--num-ctx", "--max-model-len"),
         type=Positions(1),
         metavar="N",
         help="Context length in tokens, prompt included; 4k is 4096. A shorter one needs less "
-        "memory, and lets longrope models use their short factors. Default: the model's.",
+        "memory and lets longrope models use their short factors. Default: the model's.",
     )(command)
 
 
 def precision_option(command: Command) -> Command:
     return option(
         "--precision",
-        also=("--reading",),
-        type=click.Choice(["exact", "fp4", "draft"]),
-        metavar="[exact|fp4]",
+        type=click.Choice(["exact", "fp4"]),
         default="exact",
-        callback=_precision,
         help="fp4: generate from the 4-bit weights only (not lossless).",
     )(command)
-
-
-def _precision(context: click.Context, parameter: click.Parameter, word: str) -> str:
-    """Accepts `draft`, the old spelling of fp4."""
-    if word == "draft":
-        click.echo("note: --reading draft is now --precision fp4", err=True)
-        return "fp4"
-    return word
 
 
 def prompt_options(command: Command) -> Command:
     prompt = option(
         *("-p", "--prompt"),
         metavar="TEXT",
-        help="Text to continue. Piped standard input stands before it, on lines of its own.",
+        help="Text to continue. Piped standard input comes before it, on lines of its own.",
     )
     file = option(
         *("-f", "--file"),
@@ -254,13 +243,13 @@ think_option = option(
     "--think/--no-think",
     "thinks",
     default=None,
-    help="Let the model reason before it answers, or not, where its chat template has a switch.",
+    help="Let the model reason before it answers, or not. Its chat template must have a switch.",
 )
 
 
 def sampling_options(command: Command, *, max_tokens: int | None = 128) -> Command:
-    """Adds options with the names of SamplingParams' fields, and this default for --max-tokens."""
-    most = "-1: up to the end of the context."
+    """Adds options named like the fields of SamplingParams, with this default of --max-tokens."""
+    most = "-1: until the context is full."
     options = [
         option(
             *("-n", "--max-tokens"),
@@ -277,24 +266,24 @@ def sampling_options(command: Command, *, max_tokens: int | None = 128) -> Comma
             type=float,
             help="Sampling temperature; 0: greedy.",
         ),
-        option("--top-p", type=float, help="Keep the likeliest tokens up to this share."),
-        option("--top-k", type=int, help="Keep the K likeliest tokens; 0: all."),
-        option("--min-p", type=float, help="Least probability, relative to the likeliest."),
+        option("--top-p", type=float, help="Nucleus sampling: cumulative probability to keep."),
+        option("--top-k", type=int, help="Sample from the K likeliest tokens; 0: all."),
+        option("--min-p", type=float, help="Least probability, relative to the likeliest token's."),
         option(
             "--repetition-penalty",
             also=("--repeat-penalty",),
             type=float,
-            help="Divide the logits of tokens in prompt and text; 1: off.",
+            help="Divide the logits of tokens that are in the prompt or the text by this; 1: off.",
         ),
         option(
             "--presence-penalty",
             type=float,
-            help="Subtract this from the logits of tokens in the text. Default: 0.",
+            help="Subtract this from the logits of tokens that are in the new text. Default: 0.",
         ),
         option(
             "--frequency-penalty",
             type=float,
-            help="Subtract this for each time that a token is in the text. Default: 0.",
+            help="Subtract this for each time that a token is in the new text. Default: 0.",
         ),
         option(
             "--seed", also=("-s",), type=int, help="Makes sampling repeatable. Default: random."
@@ -306,7 +295,7 @@ def sampling_options(command: Command, *, max_tokens: int | None = 128) -> Comma
             metavar="TEXT",
             help="Stop before TEXT. May repeat.",
         ),
-        option("--ignore-eos", is_flag=True, help="Go on where the model ends the text."),
+        option("--ignore-eos", is_flag=True, help="Continue after the model's end-of-text tokens."),
     ]
     for each in reversed(options):
         command = each(command)
@@ -314,7 +303,7 @@ def sampling_options(command: Command, *, max_tokens: int | None = 128) -> Comma
 
 
 def _count(context: click.Context, parameter: click.Parameter, count: int | None) -> int | None:
-    """-1, as llama.cpp and Ollama have it, is no limit."""
+    """-1 means no limit, as in llama.cpp and Ollama."""
     return None if count == -1 else count
 
 

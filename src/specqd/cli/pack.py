@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from specqd.model.weights import DecoderWeights
     from specqd.text.calibration import CalibrationText
 
-# Files of a model that the engine reads beside its weights.
-_BESIDE = (
+# Files of a model, other than its weights, that the engine reads.
+_DESCRIPTION = (
     "config.json",
     "generation_config.json",
     "tokenizer*.json",
@@ -49,23 +49,22 @@ _BESIDE = (
     type=click.Choice([each.value for each in DraftFormat]),
     default=DraftFormat.FP4.value,
     show_default=True,
-    help="Draft weights: fp4, or MXFP4 with scales of the least squared error (mxfp4) or as OCP "
-    "and the paper choose them (mxfp4-floor).",
+    help="Format of the draft weights: fp4, or MXFP4 with scales of least squared error (mxfp4) or "
+    "with those of the OCP standard and the paper (mxfp4-floor).",
 )
 @click.option(
     "--calibrate",
     metavar="FILE|none",
-    help="Text on which to measure which weights matter to the draft: JSON lines with `text` or "
-    "`messages`. Default: a short text of SpecQD's own. none: judge by the norms, as loading does.",
+    help="Text on which to measure how much each weight matters to the draft: JSON lines with "
+    "`text` or `messages`. Default: a short text that comes with SpecQD. none: use the norms, as "
+    "loading does.",
 )
-@click.option("--rule", type=click.Choice(["mse", "floor"]), hidden=True)
 @machine_options
 def pack(
     model: str,
     out: Path,
     draft: str,
     calibrate: str | None,
-    rule: str | None,
     machine: MachineChoice,
 ) -> None:
     """Pack a model's weights once.
@@ -86,9 +85,6 @@ def pack(
     from specqd.text.calibration import read_calibration
     from specqd.text.tokenizer import Tokenizer
 
-    if rule is not None:
-        draft = "mxfp4" if rule == "mse" else "mxfp4-floor"
-        click.echo(f"note: --rule {rule} is now --format {draft}", err=True)
     directory = resolve(model)
     if is_packed(directory):
         raise RequestError(f"{directory}: is packed already; name the model it was packed from")
@@ -97,7 +93,7 @@ def pack(
     text = None
     if DraftFormat(draft) is DraftFormat.FP4 and not config.is_mxfp4 and calibrate != "none":
         text = read_calibration(tokenizer, None if calibrate is None else Path(calibrate))
-    with _told_of_sigterm(), _new_directory(out) as unfinished:
+    with _raising_at_sigterm(), _new_directory(out) as unfinished:
         inputs = _measure(directory, chosen, text) if text else None
         with ProgressBar("Packing weights") as bar:
             weights = load_weights(
@@ -142,15 +138,15 @@ def _measure(directory: Path, machine: "Machine", text: "CalibrationText") -> "M
 
     longest = max(map(len, text.sequences))
     with ProgressBar("Loading") as bar, warnings.catch_warnings():
-        warnings.simplefilter("ignore", SpecqdWarning)  # packing loads again, and tells
+        warnings.simplefilter("ignore", SpecqdWarning)  # packing loads again, and warns then
         model = Model.open(directory, machine=machine, cache_positions=longest, progress=bar)
     with ProgressBar("Measuring inputs") as bar:
         return measure_inputs(model, text.sequences, bar)
 
 
 @contextmanager
-def _told_of_sigterm() -> Iterator[None]:
-    """Turns SIGTERM into an exception, so that nothing is left behind."""
+def _raising_at_sigterm() -> Iterator[None]:
+    """Turns SIGTERM into an exception, so that no unfinished file stays."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield
@@ -160,8 +156,8 @@ def _told_of_sigterm() -> Iterator[None]:
 
 @contextmanager
 def _new_directory(path: Path) -> Iterator[Path]:
-    """Yields a temporary directory. At the end it is on the disk and is renamed to `path`; an error
-    removes it."""
+    """Yields a temporary directory. At the end its files are synced to the disk and it is renamed
+    to `path`; an error removes it."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise RequestError(f"{path}: exists already; name a new directory")
     path = path.absolute()
@@ -171,7 +167,7 @@ def _new_directory(path: Path) -> Iterator[Path]:
         with naming_file(path):
             yield unfinished
             for each in (*unfinished.rglob("*"), unfinished):
-                sync(each)  # before the name: nothing checks the contents of files
+                sync(each)  # before the rename: nothing checks the contents of files
         unfinished.replace(path)
         sync(path.parent)
     except BaseException:
@@ -181,7 +177,8 @@ def _new_directory(path: Path) -> Iterator[Path]:
 
 def _write(out: Path, source: Path, weights: "DecoderWeights", calibration: str) -> None:
     from specqd.formats.gguf import is_gguf
-    from specqd.model.packed import WEIGHTS, matrix_name, write_packed
+    from specqd.formats.safetensors import PACKED_WEIGHTS
+    from specqd.model.packed import matrix_name, write_packed
 
     if is_gguf(source):
         _write_description(out, source)
@@ -189,11 +186,12 @@ def _write(out: Path, source: Path, weights: "DecoderWeights", calibration: str)
         _copy_description(out, source)
     matrices = {matrix_name(packed.names): packed.weight for packed in weights.matrices}
     with ProgressBar("Writing") as bar:
-        write_packed(out / WEIGHTS, matrices, weights.unpacked, weights.draft, calibration, bar)
+        path, draft = out / PACKED_WEIGHTS, weights.draft
+        write_packed(path, matrices, weights.unpacked, draft, calibration, bar)
 
 
 def _copy_description(out: Path, directory: Path) -> None:
-    for file in sorted(path for pattern in _BESIDE for path in directory.glob(pattern)):
+    for file in sorted(path for pattern in _DESCRIPTION for path in directory.glob(pattern)):
         if file.is_file():
             copy = out / file.relative_to(directory)
             copy.parent.mkdir(exist_ok=True)

@@ -1,6 +1,6 @@
 """Commands and options of llama.cpp, vLLM and Ollama that SpecQD lacks, and what to do instead.
 
-Names that mean the same as one of ours stand beside ours: see `Option.also`.
+Names that mean the same as one of ours are accepted with ours: see `Option.also`.
 """
 
 from collections.abc import Callable, Container
@@ -161,12 +161,12 @@ def refused_options(taken: Container[str]) -> list[click.Option]:
 
 
 def refused_names() -> list[tuple[str, str]]:
-    """Each name, and what is said to it."""
+    """Each name, and the hint that answers it."""
     return [(name, hint) for names, hint in _REFUSED for name in names.split()]
 
 
 def refused_commands() -> dict[str, str]:
-    """Each name of a command that SpecQD lacks, and what is said to it."""
+    """Each name of a command that SpecQD lacks, and the hint that answers it."""
     return {name: hint for names, hint in _REFUSED_COMMANDS for name in names.split()}
 
 

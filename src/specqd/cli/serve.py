@@ -80,13 +80,13 @@ Examples:
 @click.option(
     "--lenient",
     is_flag=True,
-    help="Ignore unknown fields of requests, in place of refusing them. Logs each name once.",
+    help="Ignore unknown fields of requests instead of refusing them. Logs each name once.",
 )
 @option(
     "--served-model-name",
     also=("-a", "--alias"),
     metavar="NAME",
-    help="Default: the directory's, or owner/name.",
+    help="The model's name in the API. Default: the directory's name, or owner/name.",
 )
 @machine_options
 def serve(
@@ -143,5 +143,5 @@ def _origin(given: str) -> str:
     parts = urlsplit(given)
     origin = f"{parts.scheme}://{parts.netloc}"
     if given != "*" and (not parts.scheme or not parts.netloc or given.rstrip("/") != origin):
-        raise click.BadParameter(f"{given!r} is no origin such as http://localhost:3000.")
+        raise click.BadParameter(f"{given!r} is not an origin such as http://localhost:3000.")
     return given if given == "*" else origin.lower()

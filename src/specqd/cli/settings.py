@@ -1,6 +1,6 @@
 """The configuration file: defaults of options, for all commands or for one.
 
-A key is an option's name; a table has the name of a command. Click does the rest.
+A key is an option's name; a table is named after a command. Click does the rest.
 """
 
 import os

@@ -1,14 +1,15 @@
-"""`specqd inspect --drafts`: prints how often a model's own draft agrees with it, and the fastest
-chain. Computes nothing itself."""
+"""`specqd inspect --drafts`: prints how often a model's own draft agrees with it, and the command
+line of the fastest chain. Computes nothing itself."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from specqd.cli.agreement import agreement_lines, measure_agreement, tell_left_out
+from specqd.cli.agreement import agreement_lines, measure_agreement, note_left_out
 from specqd.cli.bench import described, interval_cells
 from specqd.cli.command import Command as AnyCommand
 from specqd.cli.options import IN_FILE, Command
@@ -30,7 +31,7 @@ class WithDrafts(AnyCommand):
         spread, is_drafts = list[str](), False
         for word in args:
             if word == _OPTION:
-                spread.append(f"{_OPTION}=")  # makes --drafts alone count as given
+                spread.append(f"{_OPTION}=")  # so that --drafts without a DIR counts as given
             else:
                 spread.append(f"{_OPTION}={word}" if is_drafts and word[:1] != "-" else word)
             is_drafts = word == _OPTION or (is_drafts and word[:1] != "-")
@@ -67,8 +68,8 @@ def suggest(
     *,
     is_json: bool,
 ) -> None:
-    """Measures the agreement of the own draft in each format, times the candidates and prints the
-    best command line.
+    """Measures how often the model's own draft agrees with it in each format, times the candidates
+    and prints the command line of the fastest.
 
     `plain` decodes without drafts.
     """
@@ -77,7 +78,6 @@ def suggest(
         DEFAULT_PROMPTS,
         HEATS,
         best_of,
-        command_for,
         hold_heats,
         usable_arms,
     )
@@ -88,7 +88,7 @@ def suggest(
     params = SamplingParams(max_tokens=new_tokens, temperature=temperature, ignore_eos=True)
     formats = measure_agreement(plain, texts, [params])
     arms, left_out = usable_arms(plain, directories)
-    tell_left_out(left_out)
+    note_left_out(left_out)
     with ProgressBar("Trying drafts") as bar:
         summaries = hold_heats(arms, texts, params, _SECONDS, progress=bar)
     comparison = Comparison.on(
@@ -111,6 +111,16 @@ def suggest(
         lines = [*agreement_lines(formats), *table(comparison, temperature)]
         click.echo("\n".join(map(one_line, lines)))
         click.echo(one_line(f"best: {command}"))
+
+
+def command_for(model: str | None, chain: str) -> str:
+    """The command line for a chain."""
+    from specqd.bench.levels import words_of
+
+    words = ["specqd", "generate", *([model] if model else [])]
+    for word in words_of(chain):
+        words += ["--draft", word]
+    return shlex.join(words)
 
 
 def table(comparison: "Comparison", temperature: float) -> list[str]:

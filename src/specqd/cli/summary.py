@@ -1,4 +1,4 @@
-"""Tells what a text took: one line at its end, and a table of each level's work, for 80 columns."""
+"""What a text took: one line at its end, and a table of each level's work, 80 columns wide."""
 
 from textwrap import wrap
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = 80
 _TITLES = (
-    *("level", "forwards", "rows", "ms per forward", "GB/s", "pick, ms", "token value, ms"),
+    *("level", "forwards", "rows", "ms per forward", "GB/s", "sampling, ms", "token value, ms"),
     *("drafted", "accepted", "acceptance", "mean length"),
 )
 
@@ -58,8 +58,8 @@ def level_table(stats: "Stats") -> list[str]:
     for level in stats.levels:
         if level.drafted:
             shares = " ".join(f"{share:.2f}" for share in level.acceptance_at)
-            told = f"{level.name}: accepted by position {shares}"
-            lines += wrap(told, _COLUMNS, subsequent_indent="  ", break_on_hyphens=False)
+            line = f"{level.name}: accepted by position {shares}"
+            lines += wrap(line, _COLUMNS, subsequent_indent="  ", break_on_hyphens=False)
     return lines
 
 

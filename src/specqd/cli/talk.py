@@ -96,14 +96,14 @@ class Talk:
         self._repeats = 0  # times that the last message was answered again
 
     def introduce(self, *, is_brief: bool = False) -> None:
-        """is_brief: no commands are told."""
+        """Says how the model answers and, unless `is_brief`, names the commands."""
         from specqd.hub import model_name
 
         name = model_name(self._llm.directory)
         if not self._llm.tokenizer.has_chat_template:
             say(
                 f"{name} has no chat template: it continues what you write"
-                + ("" if is_brief else "; an empty line lets it go on")
+                + ("" if is_brief else "; an empty line continues the text as it is")
             )
         if self._is_terminal and not is_brief:
             say(f"{name}: /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
@@ -154,11 +154,11 @@ class Talk:
             say(f"system message: {self._conversation.system or 'none'}")
 
     def _set(self, words: str) -> None:
-        words = words.removeprefix("parameter ").strip()  # as Ollama has it
+        words = words.removeprefix("parameter ").strip()  # as in Ollama
         name, _, value = words.partition(" ")
         if name == "system":
             self._set_system(value.strip())
-        elif words in ("think", "nothink"):  # as Ollama has them
+        elif words in ("think", "nothink"):  # as in Ollama
             self._conversation.think(words == "think")
         elif value:
             self._params = self._settings.changed(self._params, name, value.strip())
@@ -169,7 +169,9 @@ class Talk:
 
     def _regenerate(self) -> None:
         if not self._params.resolved(self._llm.defaults).temperature:
-            raise RequestError("at temperature 0 the answer stays; /set temperature 0.7 first")
+            raise RequestError(
+                "at temperature 0 the answer would be the same; /set temperature 0.7 first"
+            )
         taken = self._conversation.take_back()
         if taken is None:
             say("no answer yet")
@@ -215,7 +217,7 @@ class Talk:
         self._last = Answer(result, scheduler.cached_prompt_tokens - cached)
         self._conversation.record(message, shown.text)
         if self._is_terminal:
-            self._tell_end(result)
+            self._show_end(result)
 
     def _new_answer(self) -> PlainAnswer:
         if self._params.skip_special_tokens:
@@ -226,14 +228,14 @@ class Talk:
         longest = self._llm.engine.max_context
         if len(prompt) >= longest:
             raise RequestError(
-                f"the conversation has {len(prompt)} tokens with this, and {longest} positions; "
-                "shorten the message, or start again with /clear"
+                f"the conversation has {len(prompt)} tokens with this message, too many for the "
+                f"context of {longest}; shorten the message, or start again with /clear"
             )
 
     @contextmanager
     def _interruptible(self) -> "Iterator[Interrupt]":
-        """On a terminal the first Ctrl-C stops the answer after a round, the second the program.
-        What is typed meanwhile waits for the editor."""
+        """On a terminal, the first Ctrl-C stops the answer after the current round, and the second
+        stops the program. The editor gets what is typed meanwhile."""
         interrupt = Interrupt()
         if not self._is_terminal:
             yield interrupt
@@ -245,7 +247,7 @@ class Talk:
         finally:
             signal.signal(signal.SIGINT, before)
 
-    def _tell_end(self, result: "Result") -> None:
+    def _show_end(self, result: "Result") -> None:
         line = f"specqd: {summary(self._llm, result, self._params)}"
         if is_full(self._llm, result):
             line += "; /clear starts again"

@@ -38,7 +38,7 @@ def one_line(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """Prints a line of the program's own to standard error."""
+    """Prints a message of the program to standard error, on one line."""
     print(f"specqd: {one_line(text)}", file=sys.stderr)
 
 
@@ -59,7 +59,7 @@ def outputs_meet() -> bool:
 
 @contextmanager
 def no_echo() -> Iterator[None]:
-    """Shows nothing of what is typed; the next reader gets it. Ctrl-C and Ctrl-Z still work."""
+    """Hides what is typed; the next reader gets it. Ctrl-C and Ctrl-Z still work."""
     keyboard = sys.stdin.fileno()
     before = termios.tcgetattr(keyboard)
     tty.setcbreak(keyboard, termios.TCSADRAIN)
@@ -70,7 +70,7 @@ def no_echo() -> Iterator[None]:
 
 
 def has_colour(stream: TextIO) -> bool:
-    """Whether to write colours there (https://no-color.org)."""
+    """Whether to write colours to the stream (https://no-color.org)."""
     is_able = stream.isatty() and os.environ.get("TERM") != "dumb"
     return is_able and not os.environ.get("NO_COLOR")
 
@@ -88,7 +88,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def write_results(results: Mapping[str, Any], file: Path | None) -> None:
-    """Writes JSON to the file, and as the last line of a standard output that is no terminal."""
+    """Writes JSON to the file and, if standard output is not a terminal, as its last line."""
     content = json.dumps(results)
     if file is not None:
         file.write_text(content + "\n", encoding="utf-8")
@@ -97,7 +97,8 @@ def write_results(results: Mapping[str, Any], file: Path | None) -> None:
 
 
 class ProgressBar:
-    """Shows long work on standard error, if that is a terminal. Call it with (done, total)."""
+    """Shows the progress of long work on standard error, if that is a terminal. Call it with (done,
+    total)."""
 
     def __init__(self, label: str) -> None:
         self._label = label

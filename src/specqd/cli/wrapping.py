@@ -6,7 +6,7 @@ _TAB = 8
 
 
 class WordWrap:
-    """Begins a new line before a word that would not fit into the present one.
+    """Begins a new line before a word that would not fit into the current one.
 
     The last word is held back until its end is known, or until it is longer than a line: then the
     terminal breaks it. Lines may break on both sides of a character of double width.
@@ -14,9 +14,9 @@ class WordWrap:
 
     def __init__(self, columns: Callable[[], int]) -> None:
         self._columns = columns
-        self._column = 0  # cells of the present line that are taken
+        self._column = 0  # cells of the current line that are taken
         self._word = ""
-        self._is_long = False  # the present word is longer than a line, and is shown at once
+        self._is_long = False  # the current word is longer than a line, so it is shown at once
 
     def feed(self, text: str) -> str:
         """The text that may be shown now."""

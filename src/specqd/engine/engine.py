@@ -1,6 +1,6 @@
 """Requests in, tokens and text out: rounds, stops, log-probabilities, counts of time and tokens.
 
-Sees a level only as a role that advances sequences; knows nothing of files, HTTP or terminals.
+Knows a level only as something that advances sequences; knows no files, no HTTP and no terminals.
 """
 
 import sys
@@ -27,7 +27,7 @@ Logits = NDArray[np.float32]
 
 @dataclass(slots=True)
 class EngineStats:
-    """Tokens and seconds of all steps; a step that prefills counts as prefill whole."""
+    """Tokens and seconds of all steps. A step that prefills counts entirely as prefill."""
 
     prompt_tokens: int = 0
     new_tokens: int = 0
@@ -39,10 +39,10 @@ class EngineStats:
 class Engine:
     """Runs any number of requests over one chain of levels.
 
-    max_context: positions of one sequence at most, prompt included; None: the model's. Where the
-    cache holds fewer for one sequence, those.
-    prompt_rows: rows of prompts that one step prefills, over all sequences; None: all of them. It
-    bounds how long running sequences wait for new prompts, and changes no bit.
+    max_context: most positions of one sequence, prompt included; None: the model's context. If the
+        cache holds fewer for one sequence, that number is the limit.
+    prompt_rows: rows of prompts that one step prefills, over all sequences; None: all of them. This
+        bounds how long running sequences wait for new prompts, and changes no bit.
     """
 
     def __init__(
@@ -69,16 +69,16 @@ class Engine:
         self._limit = f"{limit} {self.max_context}"  # for messages
         self._prompt_rows = sys.maxsize if prompt_rows is None else prompt_rows
         self._make_seed = make_seed
-        self._salting_key = token_bytes(16)  # so that nobody can find two salts of one digest
+        self._salting_key = token_bytes(16)  # keeps anyone from finding two salts with one digest
 
     @property
     def is_idle(self) -> bool:
         return self.scheduler.is_idle
 
     def submit(self, request: GenerationRequest) -> list[Generation]:
-        """Queues `n` samples of each prompt, in order, or nothing at all.
+        """Queues `n` samples of each prompt, in order.
 
-        Raises RequestError for what cannot be run.
+        Raises RequestError for a request that cannot be run, and then queues nothing.
         """
         for prompt in request.prompts:
             self.check_length(len(prompt), request.new_tokens)
@@ -90,7 +90,7 @@ class Engine:
         return samples
 
     def check_length(self, prompt_tokens: int, new_tokens: int = 1) -> None:
-        """Raises TooLongError where context or cache have no room for the tokens."""
+        """Raises TooLongError if context or cache have no room for the tokens."""
         room = self.max_context - prompt_tokens
         if room < 1:
             raise TooLongError(
@@ -98,8 +98,8 @@ class Engine:
             )
         if new_tokens > room:
             raise TooLongError(
-                f"the prompt has {prompt_tokens} tokens, {new_tokens} new ones are asked for, and "
-                f"{self._limit}; ask for {room} at most"
+                f"the prompt has {prompt_tokens} tokens, {new_tokens} new ones are requested, and "
+                f"{self._limit}; request at most {room}"
             )
 
     def cancel(self, generation: Generation) -> None:
@@ -108,10 +108,10 @@ class Engine:
             self._end(generation, "cancelled")
 
     def fail(self, reason: BaseException) -> None:
-        """Ends all requests, after a round that raised: it may have left some of them half done."""
+        """Ends all requests after a round that raised, because it may have left some half done."""
         why = shown(reason) if str(reason) else type(reason).__name__
         self.end_all(
-            RequestError(f"a round for several calls failed in another one: {why}; call again")
+            RequestError(f"a round for several calls failed in another call: {why}; call again")
         )
 
     def end_all(self, error: SpecqdError) -> None:
@@ -136,12 +136,12 @@ class Engine:
         return ready
 
     def num_unread(self, generation: Generation) -> int:
-        """Tokens to prefill before the last one, whose row picks the next token."""
+        """Tokens to prefill before the last one, whose row gives the logits of the next token."""
         sequence = generation.sequence
         return max(len(sequence.tokens) - 1 - self._model.context(sequence).length, 0)
 
     def _samples(self, prompt: SequenceOf[int], request: GenerationRequest) -> list[Generation]:
-        """The samples of one prompt; the first prefills it for the others."""
+        """The samples of one prompt. The first one prefills it for all."""
         params = request.params
         seed = self._make_seed() if params.seed is None else params.seed
         samples = [self._generation(prompt, request, seed, i) for i in range(params.n)]
@@ -159,7 +159,7 @@ class Engine:
             stop_ids |= self.eos_token_ids
         sequence = Sequence(
             list(prompt),
-            params.picker(seed, sample),
+            params.sampler(seed, sample),
             len(prompt),
             is_sampled=bool(params.temperature),
             needs_history=params.needs_history,
@@ -178,21 +178,21 @@ class Engine:
 
     def _prefill(self) -> list[Generation]:
         """Prefills up to `prompt_rows` rows, the oldest sequences first; returns the sequences
-        that the round can write on."""
+        that the round can continue."""
         rows_left, ready = self._prompt_rows, []
         for generation in self.scheduler.running:
             unread = self.num_unread(generation)
             part = min(unread, rows_left)
             rows_left -= part
             is_begun = generation.count or not generation.is_prompt_scored
-            if part < unread or is_begun:  # else the round's own forward takes these rows too
+            if part < unread or is_begun:  # else the round's own forward reads these rows too
                 self._prefill_rows(generation, part)
             if part == unread:
                 ready.append(generation)
         return ready
 
     def _prefill_rows(self, generation: Generation, count: int) -> None:
-        """Prefills `count` tokens and records missing prompt log-probabilities."""
+        """Prefills `count` tokens and records the prompt log-probabilities that are missing."""
         context, tokens = self._model.context(generation.sequence), generation.sequence.tokens
         context.match(tokens[:], generation.sequence.num_accepted)
         known, top = generation.prompt_logprobs, generation.params.prompt_logprobs or 0
@@ -202,8 +202,8 @@ class Engine:
             known.append(self._logprob(row, tokens[len(known) + 1], top))
 
     def _draft_and_verify(self, ready: SequenceOf[Generation]) -> list[Proposal]:
-        """A round of the chain: the verified tokens of each sequence."""
-        # Priced at the batch size that all running sequences have once their prompts are read.
+        """Runs a round of the chain; returns the verified tokens of each sequence."""
+        # Counts the sequences whose prompts are still being read: they join the batch soon.
         value_s = self.level.seconds_per_token(len(self.scheduler.running))
         return self.level.advance(
             [
@@ -215,7 +215,8 @@ class Engine:
         )
 
     def _finish(self, ready: SequenceOf[Generation], verified: SequenceOf[Proposal]) -> int:
-        """Takes over verified tokens and ends the sequences that are done; returns their number."""
+        """Adds the verified tokens to their sequences and ends those that are done; returns the
+        number of new tokens."""
         has_logprobs = any(generation.params.logprobs is not None for generation in ready)
         logits = self._model.decoder.logits() if has_logprobs else None
         before = sum(generation.count for generation in ready)
@@ -224,7 +225,7 @@ class Engine:
         return sum(generation.count for generation in ready) - before
 
     def _accept(self, generation: Generation, result: Proposal, logits: Logits | None) -> None:
-        """Takes over verified tokens, up to the one that ends the sequence."""
+        """Adds verified tokens to a sequence, up to the one that ends it."""
         sequence, params, verified = generation.sequence, generation.params, result.tokens
         before = generation.count
         if result.drafted:
@@ -252,7 +253,7 @@ class Engine:
         if reason is not None:
             self._end(generation, reason)
         else:
-            if before == 0:  # others may share the prompt from now on
+            if before == 0:  # from now on others may share the prompt
                 self._model.publish(sequence)
             self._model.forget_unseen(sequence)
 

@@ -1,6 +1,6 @@
 """A request to the engine, and one sample of it: its tokens, their origins, its text.
 
-Owns where stop strings end a text. Knows nothing of models or of scheduling.
+Owns the decision where stop strings end a text. Knows nothing of models or of scheduling.
 """
 
 from collections.abc import Callable
@@ -23,11 +23,11 @@ MakeGrammar = Callable[[], Grammar]
 class GenerationRequest:
     """Prompts as token ids, and how each is to be continued.
 
-    make_grammar: called once a sample.
-    cache_salt: prompts are cached for requests of the same salt only, so that response times reveal
-    nothing of other prompts. Changes no bit.
-    is_plain: nothing is drafted, which is slower. Changes no bit.
-    new_tokens: the request is refused where a prompt leaves no room for so many.
+    make_grammar: called once for each sample.
+    cache_salt: only requests with the same salt share cached prompts, so response times reveal
+        nothing about other prompts. Changes no bit.
+    is_plain: drafts nothing, which is slower. Changes no bit.
+    new_tokens: the request is refused if a prompt leaves no room for this many.
     """
 
     prompts: SequenceOf[SequenceOf[int]]
@@ -44,7 +44,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token's log-probability in the raw logits, and the likeliest tokens at its place."""
+    """A token's log-probability by the raw logits, and the likeliest tokens at its place."""
 
     token: int
     logprob: float
@@ -52,8 +52,8 @@ class TokenLogprob:
 
 
 class Origin(NamedTuple):
-    """The level that proposed a token first, counted from the outermost (0: no draft proposed it),
-    and the probability that the outermost gave it."""
+    """The level that first proposed a token, counted from the outermost (0: no draft proposed it),
+    and the probability that the outermost level gave to it."""
 
     depth: int
     probability: float
@@ -67,7 +67,7 @@ class Acceptance:
     accepted_counts: list[int] = field(default_factory=list)  # [j]: proposals that had j accepted
 
     def add(self, drafted: int, accepted: int) -> None:
-        """Counts a proposal that the target verified."""
+        """Counts a proposal after verification."""
         self.drafted += drafted
         missing = accepted + 1 - len(self.accepted_counts)
         self.accepted_counts += [0] * missing
@@ -85,18 +85,20 @@ class Generation:
     most_tokens: int
     stream: TextStream
     text: str = ""
-    confidence: float = 1.0  # in the last token
+    confidence: float = 1.0  # probability of the last token
     cached_prompt_tokens: int = 0  # that another request had prefilled
     preemptions: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of all but the first token
+    prompt_logprobs: list[TokenLogprob] = field(
+        default_factory=list
+    )  # of all prompt tokens but the first
     origins: list[Origin] = field(default_factory=list)
     acceptance: Acceptance = field(default_factory=Acceptance)
     finish_reason: FinishReason | None = None
     error: SpecqdError | None = None  # why it ended with the reason "error"
     is_plain: bool = False  # nothing is drafted for it
     leader: "Generation | None" = None  # whose prompt this sample shares
-    _held_back: str = ""  # certain text that may turn out to begin a stop string
+    _held_back: str = ""  # text that may turn out to begin a stop string
     _stops: StopFinder = field(init=False)
 
     def __post_init__(self) -> None:
@@ -118,15 +120,15 @@ class Generation:
 
     @property
     def is_prompt_scored(self) -> bool:
-        """Whether no log-probability of the prompt is missing that was asked for."""
-        is_asked = self.params.prompt_logprobs is not None
-        return not is_asked or len(self.prompt_logprobs) == self.sequence.prompt_length - 1
+        """Whether all requested log-probabilities of the prompt are known."""
+        is_requested = self.params.prompt_logprobs is not None
+        return not is_requested or len(self.prompt_logprobs) == self.sequence.prompt_length - 1
 
     def take(
         self, tokens: list[int], probabilities: list[float], depths: list[int]
     ) -> FinishReason | None:
-        """Adds tokens with their texts, up to the one that ends the sequence; returns the reason
-        where one does."""
+        """Adds tokens and their text, up to the one that ends the sequence; returns the reason if
+        one does."""
         sequence, room = self.sequence, self.most_tokens - self.count
         stops = (i for i, token in enumerate(tokens, 1) if sequence.is_stop(token))
         reason: FinishReason | None = "length" if len(tokens) >= room else None
@@ -147,8 +149,8 @@ class Generation:
         return reason
 
     def finish(self, reason: FinishReason) -> None:
-        """Adds the text that was held back, unless a stop string cut it off. The reason becomes
-        "error" where the tokenizer fails."""
+        """Adds the text that was held back, unless a stop string cut it off. If the tokenizer
+        fails, the reason becomes "error"."""
         is_cut = reason == "stop" and not self.sequence.is_stop(self.sequence.tokens[-1])
         try:
             if not is_cut:
@@ -158,7 +160,7 @@ class Generation:
         self.finish_reason = reason
 
     def _release(self, new: str, *, is_last: bool) -> bool:
-        """Adds the text that no stop string can cut any more; returns whether one was found."""
+        """Adds the text that no stop string can cut off any more; returns whether one was found."""
         begin = self._stops.feed(new)
         pending = self._held_back + new
         if begin is not None:

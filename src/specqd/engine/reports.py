@@ -1,6 +1,6 @@
-"""Time, tokens and each level's work over one call: differences of running counts.
+"""Time, tokens and each level's work during one call, as differences of running counts.
 
-Sees engines and levels only as counters; knows nothing of text or of where numbers are shown.
+Uses engines and levels only as counters. Knows nothing of text or of where numbers are shown.
 """
 
 from dataclasses import asdict, dataclass, fields, replace
@@ -23,22 +23,22 @@ _PROGRESS = ("name", "drafted", "accepted", "forwards", "seconds", "gigabytes", 
 class LevelReport:
     """The work of one model of a chain: its forwards, and how it verified its drafter's proposals.
 
-    The fields behind the first three are those of the core's LevelStats.
+    The fields after the first three are those of the core's LevelStats.
     """
 
     name: str
     gigabytes: float  # of weights that its forwards read
-    cache_gigabytes: float  # of keys and values, each once a forward
+    cache_gigabytes: float  # of keys and values, each once per forward
     forwards: int
     rows: int
     seconds: float  # within forwards
-    pick_seconds: float  # picking and comparing, after them
+    pick_seconds: float  # sampling and comparing, after the forwards
     drafted: int  # tokens that its drafter proposed
     accepted: int
-    drafted_at: tuple[int, ...]  # by place: the proposals that reached it
-    accepted_at: tuple[int, ...]  # by place: the proposals that were accepted up to it
+    drafted_at: tuple[int, ...]  # by place: proposals that reached this place
+    accepted_at: tuple[int, ...]  # by place: proposals that were accepted up to this place
     asked: int  # times that a proposal was requested from it
-    token_value_seconds: float  # value of one more accepted token, summed over those times
+    token_value_seconds: float  # value of one more accepted token, summed over these times
 
     @classmethod
     def of(cls, level: Level) -> "LevelReport":
@@ -58,37 +58,37 @@ class LevelReport:
 
     def _plus(self, other: "LevelReport", sign: int) -> "LevelReport":
         total = _plus_fields(self, other, sign)
-        places = sum(map(bool, total.drafted_at))  # without those of longer proposals before
+        places = sum(map(bool, total.drafted_at))  # without the places of longer, earlier proposals
         drafted_at, accepted_at = total.drafted_at[:places], total.accepted_at[:places]
         return replace(total, drafted_at=drafted_at, accepted_at=accepted_at)
 
     @property
     def proposals(self) -> int:
-        """Proposals of its drafter that were not empty."""
+        """Proposals of its drafter that are not empty."""
         return self.drafted_at[0] if self.drafted_at else 0
 
     @property
     def acceptance(self) -> float | None:
-        """The share of its drafter's tokens that it accepted; None where nothing was drafted."""
+        """The acceptance rate: accepted over drafted tokens; None if nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else None
 
     @property
     def acceptance_at(self) -> tuple[float, ...]:
-        """By place in the proposal: the share of the tokens drafted there that it accepted."""
+        """The acceptance rate of the tokens at each place of the proposal."""
         return tuple(a / d for a, d in zip(self.accepted_at, self.drafted_at, strict=True))
 
     @property
     def mean_accepted_length(self) -> float | None:
-        """Mean tokens that a proposal became, the verifier's own next one included.
+        """Mean tokens that a round with a proposal made, the verifier's own next one included.
 
-        Rounds without a proposal do not count; None where there were no others.
+        Rounds without a proposal do not count; None if there were no others.
         """
         return 1.0 + self.accepted / self.proposals if self.proposals else None
 
     @property
     def token_value_s(self) -> float | None:
-        """Mean seconds that one more accepted token of this draft saves, as the draft policy
-        estimates it; None where no proposal was requested."""
+        """Mean seconds that one more accepted token of this draft saves, by the estimate of the
+        draft policy; None if no proposal was requested."""
         return self.token_value_seconds / self.asked if self.asked else None
 
     @property
@@ -103,7 +103,7 @@ class LevelReport:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Stats:
-    """Time and tokens of one call, over all of its prompts. See EngineStats for the counts."""
+    """Time and tokens of one call, over all of its prompts. `EngineStats` describes the counts."""
 
     prompt_tokens: int
     new_tokens: int
@@ -111,7 +111,7 @@ class Stats:
     prefill_s: float
     decode_s: float
     levels: tuple[LevelReport, ...]  # the models of the chain, outermost first
-    chain: tuple[str, ...]  # the names of all its members: a token's depth counts them
+    chain: tuple[str, ...]  # the names of all its members; a token's depth is an index into it
 
     @classmethod
     def of(cls, engine: Engine) -> "Stats":
@@ -139,11 +139,11 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The engine's work from a request's first tokens up to those that come with this."""
+    """The engine's work from a request's first tokens up to the tokens that come with it."""
 
     seconds: float
     levels: tuple[LevelReport, ...]
-    is_shared: bool  # other requests took part in the levels' work
+    is_shared: bool  # other requests shared the levels' work
 
     def described(self) -> dict[str, Any]:
         """The members of its JSON object."""
@@ -157,7 +157,7 @@ def chain_of(level: Level) -> tuple[str, ...]:
 
 
 def longest_proposal(level: Level) -> int:
-    """Tokens of the longest proposal that the level may verify; 0 where nothing drafts."""
+    """Tokens of the longest proposal that the level may verify; 0 if nothing drafts."""
     if isinstance(level.drafter, NoDraft):
         return 0
     return getattr(level.drafter, "length", None) or LONGEST_PROPOSAL

@@ -1,4 +1,4 @@
-"""Roles that a Python object may have in the core: drafter and grammar."""
+"""What the core expects of drafters and grammars that are written in Python."""
 
 from collections.abc import Sequence as SequenceOf
 from typing import Protocol
@@ -10,7 +10,7 @@ from specqd._native import DraftRequest, Proposal, Sequence
 
 
 class Drafter(Protocol):
-    """Proposes tokens. A proposal can be right or wrong, never harmful: it is verified."""
+    """Proposes tokens. A rejected proposal costs time but never changes the output."""
 
     @property
     def levels(self) -> "tuple[Drafter, ...]":
@@ -18,16 +18,16 @@ class Drafter(Protocol):
         ...
 
     def propose(self, requests: SequenceOf[DraftRequest]) -> list[Proposal]:
-        """One proposal per request, of at most `at_most` tokens; none is a fine answer."""
+        """One proposal per request, of at most `at_most` tokens. It may be empty."""
         ...
 
     def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
-        """Learns that verification confirmed the first `accepted` tokens of its proposal."""
+        """Learns that verification accepted the first `accepted` tokens of its proposal."""
         ...
 
     def values(self, requests: SequenceOf[DraftRequest]) -> list[float]:
-        """Seconds that `propose` is expected to save each request, net of all costs. Only a choice
-        between drafters asks."""
+        """Seconds that `propose` is expected to save for each request, net of all costs. Only a
+        choice between drafters calls this."""
         ...
 
     def release(self, sequence: Sequence) -> None:
@@ -36,14 +36,14 @@ class Drafter(Protocol):
 
 
 class Grammar(Protocol):
-    """Which tokens may follow."""
+    """Decides which tokens may follow."""
 
     def masks(self, proposal: SequenceOf[int]) -> NDArray[np.uint32]:
         """Bit masks [len(proposal) + 1, ceil(vocab / 32)]: row i allows what may follow the
-        accepted tokens and proposal[:i]. A proposal that breaks the rules is cut by its own row;
-        the rows after that may allow anything."""
+        accepted tokens and proposal[:i]. If a token of the proposal breaks the rules, its own row
+        rejects it; the rows after that are unspecified."""
         ...
 
     def accept(self, token: int) -> None:
-        """Takes a token for good: it is the last of the accepted ones from now on."""
+        """Appends a token to the accepted ones, for good."""
         ...

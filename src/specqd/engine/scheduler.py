@@ -1,6 +1,6 @@
 """Decides which sequences run: admission, preemption, and the cache pages that they need.
 
-Knows how long sequences are; knows nothing of levels' proposals, of logits or of text.
+Knows the lengths of sequences; knows nothing of proposals, logits or text.
 """
 
 from collections import deque
@@ -15,24 +15,24 @@ from specqd.model.model import Model
 _ROUND_POSITIONS = _native.PAGE_POSITIONS
 # Admission needs pages for more than one round, or the sequence would soon be preempted.
 _ADMISSION_POSITIONS = 2 * _native.PAGE_POSITIONS
-_SPARE_PAGES = 2  # of the cache, that no single sequence may count on
+_SPARE_PAGES = 2  # of the cache, which no single sequence may rely on
 
 
 class Scheduler:
-    """Sequences that wait, in their order, and those that run, the oldest first.
+    """The sequences that wait, in order, and those that run, the oldest first.
 
-    A sequence is admitted when the cache has pages for its prompt and some tokens more. Where a
-    round may not find pages for all, the newest are preempted: they go back to the head of the
-    queue and are prefilled again later. The oldest never is, so all come to an end. None of this
-    changes a bit of the output.
+    A sequence is admitted when the cache has pages for its prompt and some more tokens. If a round
+    might not find pages for all, the newest sequences are preempted: they go back to the head of
+    the queue and are prefilled again later. The oldest is never preempted, so every sequence ends.
+    None of this changes a bit of the output.
     """
 
     def __init__(self, level: Level, max_batch: int) -> None:
         self.waiting: deque[Generation] = deque()
         self.running: list[Generation] = []
         self.preemptions = 0
-        self.cached_prompt_tokens = 0  # of admitted prompts, those that other requests had cached
-        self.reuses_prefixes = True  # of prompts; a measurement of prefill turns it off
+        self.cached_prompt_tokens = 0  # tokens of admitted prompts that other requests had cached
+        self.reuses_prefixes = True  # of prompts; a measurement of prefill turns this off
         self.max_positions = _longest_sequence(level.model.cache.total_pages)
         self._level = level
         self._model: Model = level.model
@@ -52,15 +52,15 @@ class Scheduler:
             self.preemptions += 1
 
     def admit(self) -> None:
-        """Starts sequences while the batch has places and the cache has pages for all."""
+        """Starts sequences while the batch has room and the cache has pages for all."""
         while self.waiting and len(self.running) < self._max_batch:
             generation = self.waiting[0]
             leader = generation.leader
             if leader is not None and leader.count == 0 and leader.finish_reason is None:
-                return  # it shares the leader's prompt once that is prefilled
+                return  # shares the leader's prompt once that is prefilled
             cached = self._share(generation)
             self.running.append(generation)
-            is_alone = len(self.running) == 1  # and fits: `submit` has checked its length
+            is_alone = len(self.running) == 1  # then it fits: `submit` checked its length
             if not is_alone and not self.has_pages(_ADMISSION_POSITIONS):
                 self.running.pop()
                 self._model.release(generation.sequence)
@@ -71,13 +71,13 @@ class Scheduler:
                 self.cached_prompt_tokens += cached
 
     def has_pages(self, ahead: int) -> bool:
-        """Whether the cache has pages for `ahead` more positions of each running sequence, and
-        states where layers are recurrent."""
+        """Whether the cache has pages for `ahead` more positions of each running sequence, and, for
+        recurrent layers, states."""
         model, missing = self._model, 0
         for generation in self.running:
             tokens = generation.sequence.tokens
             end = len(tokens) + min(ahead, generation.most_tokens - generation.count)
-            # Samples share their prompt's last page until they write it: each may need a copy.
+            # Samples share their prompt's last page until they write to it: each may need a copy.
             missing += model.missing_pages(generation.sequence, end) + (generation.params.n > 1)
         lacking = sum(model.lacks_states(generation.sequence) for generation in self.running)
         return missing <= model.cache.free_pages and lacking <= model.cache.free_states
@@ -91,8 +91,8 @@ class Scheduler:
             self.waiting.remove(generation)
 
     def _share(self, generation: Generation) -> int:
-        """Lets a sequence begin with cached pages; returns the positions that another request
-        had cached."""
+        """Lets a sequence start from cached pages; returns the number of positions that another
+        request had cached."""
         leader, model = generation.leader, self._model
         if leader is not None and leader in self.running and generation.count == 0:
             model.fork(leader.sequence, generation.sequence)
@@ -101,7 +101,7 @@ class Scheduler:
         return 0
 
     def _release(self, generation: Generation) -> None:
-        """Frees the sequence's pages, which stay cached for prompts that begin alike."""
+        """Frees the sequence's pages; they stay cached for prompts with the same beginning."""
         self._model.publish(generation.sequence)
         self._level.release(generation.sequence)
 
@@ -112,6 +112,7 @@ def _longest_sequence(pages: int) -> int:
         least = (_SPARE_PAGES + 1) * _native.PAGE_POSITIONS
         raise MachineError(
             f"the KV cache has {pages * _native.PAGE_POSITIONS} positions, too few for any text; "
-            f"it needs {least} (--cache-positions), and the memory for them"
+            f"it needs {least}, and the memory for them",
+            "cache_positions",
         )
     return (pages - _SPARE_PAGES) * _native.PAGE_POSITIONS

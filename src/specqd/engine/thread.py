@@ -1,16 +1,16 @@
-"""A thread that runs an engine, and the jobs between it and an event loop.
+"""A thread that runs an engine, and the jobs that connect it with an event loop.
 
 Knows rounds and arrivals; knows nothing of HTTP. Every access to the engine is a command that the
-thread runs between two rounds. Updates wait on the loop's side, so a slow reader delays nobody. The
-loop's work delays the next round, so updates of streams are handed over together, at most 60 times
-a second, and other samples whole.
+thread runs between two rounds. Updates wait on the loop's side, so a slow reader delays no one. The
+loop's work delays the next round. Therefore updates of streams are handed over together, at most 60
+times per second, and samples that are not streamed are handed over whole.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from queue import SimpleQueue
 from threading import Thread, current_thread
 from time import perf_counter
@@ -19,16 +19,17 @@ from typing import Protocol, TypeVar
 from specqd.engine.engine import Engine
 from specqd.engine.generation import Generation, GenerationRequest
 from specqd.engine.reports import Progress, Stats
+from specqd.engine.turns import Turns
 from specqd.engine.updates import Update
 from specqd.errors import SpecqdError
 
 T = TypeVar("T")
 _LOG = logging.getLogger("specqd.engine")
-_STREAM_SECONDS = 1 / 60  # screens show no more
+_STREAM_SECONDS = 1 / 60  # faster updates would not be visible
 
 
 class StoppedError(SpecqdError):
-    """No request is served any more: the thread is ending, or the engine failed."""
+    """No more requests are served: the thread is ending, or the engine failed."""
 
 
 class Watcher(Protocol):
@@ -39,7 +40,7 @@ class Watcher(Protocol):
         ...
 
     def next_tokens(self, seconds: float, count: int) -> None:
-        """`count` tokens at once; seconds: since those before them."""
+        """count: tokens that came at once; seconds: since the tokens before them."""
         ...
 
     def finished(self, reason: str, seconds: float) -> None:
@@ -50,8 +51,8 @@ class Watcher(Protocol):
 class Job:
     """A request to the engine and its updates. Lives on the event loop.
 
-    is_streamed: samples come in parts as they are made; else whole.
-    has_progress: updates hold the levels' work so far.
+    is_streamed: samples come in parts while they are made; otherwise whole.
+    has_progress: updates contain the levels' work so far.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Job:
     async def updates(self) -> list[Update]:
         """Waits for updates and takes them.
 
-        Raises SpecqdError where a sample cannot go on, StoppedError where none can.
+        Raises SpecqdError if a sample cannot continue, StoppedError if none can.
         """
         await self._is_there.wait()
         if self._failure is not None:
@@ -105,7 +106,7 @@ class _Live:
         self.generations = generations
         self.begun = perf_counter()
         self._engine = engine
-        self._first: Stats | None = None  # up to its first tokens
+        self._first: Stats | None = None  # counts up to its first tokens
         self._first_at = 0.0
         self._is_shared = False
         self._sent = [(0, 0)] * len(self.generations)  # tokens, characters
@@ -118,11 +119,11 @@ class _Live:
 
     @property
     def cached_prompt_tokens(self) -> int:
-        firsts = self.generations[:: self.job.request.params.n]  # a prompt's samples share it
+        firsts = self.generations[:: self.job.request.params.n]  # the samples of a prompt share it
         return sum(generation.cached_prompt_tokens for generation in firsts)
 
     def notify(self, watcher: Watcher) -> None:
-        """Reports new tokens and ends. Call it before `updates`, which closes ended samples."""
+        """Reports new tokens and ended samples. Call it before `updates`, which closes those."""
         now = perf_counter()
         for i in self._open:
             generation, (count, since) = self.generations[i], self._watched[i]
@@ -136,7 +137,7 @@ class _Live:
                 watcher.finished(generation.finish_reason, now - self.begun)
 
     def updates(self, *, is_due: bool) -> list[Update]:
-        """Updates to hand over: first tokens and ends at once, tokens between them if due."""
+        """Updates to hand over: first tokens and ends at once, tokens between them if `is_due`."""
         new = []
         progress = None
         for i in sorted(self._open):
@@ -157,7 +158,7 @@ class _Live:
         return new
 
     def _progress(self) -> Progress:
-        """The engine's work since the first tokens; the first call comes with those."""
+        """The engine's work since the first tokens, with which the first call comes."""
         now, stats = perf_counter(), Stats.of(self._engine)
         if self._first is None:
             self._first, self._first_at = stats, now
@@ -166,43 +167,43 @@ class _Live:
 
 
 class EngineThread:
-    """Runs an engine; `submit`, `close` and `ask` are called from one event loop.
+    """Runs an engine. Call `submit`, `close` and `ask` from one event loop.
 
-    alone: within it no other thread uses the engine; by default none ever does.
+    turns: those of the other threads that use the engine; by default there are no others.
     """
 
     def __init__(
         self,
         engine: Engine,
         watcher: Watcher | None = None,
-        alone: Callable[[], AbstractContextManager[None]] = nullcontext,
+        turns: Turns | None = None,
     ) -> None:
         self._engine = engine
         self._watcher = watcher
-        self._alone = alone
+        self._turns = turns or Turns()
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._live: dict[Job, _Live] = {}
         self._handed_over_at = 0.0
-        self._open: set[Job] = set()  # the loop's side: jobs that are not closed
+        self._open: set[Job] = set()  # on the loop's side: jobs that are not closed
         self._is_stopping = False
         self.failure: StoppedError | None = None
-        self.fault: str | None = None  # why the engine is not used any more
+        self.fault: str | None = None  # why the engine is no longer used
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = Thread(target=self._run, name="specqd-engine", daemon=True)
 
     @property
     def num_open_samples(self) -> int:
-        """Samples that have not ended, of all jobs that are not closed. What a client has not read
-        of those that ended counts for its connection."""
+        """Samples that have not ended, over all jobs that are not closed. Unread text of samples
+        that have ended counts for the client's connection."""
         return sum(job.num_open for job in self._open)
 
     def start(self) -> None:
-        """Call it within the event loop that jobs live on."""
+        """Call it within the event loop of the jobs."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     def check(self) -> None:
-        """Raises StoppedError where no request is served any more."""
+        """Raises StoppedError if no more requests are served."""
         if self.failure is not None:
             raise self.failure
         if not self._thread.is_alive():
@@ -215,8 +216,8 @@ class EngineThread:
             job.fail(self.failure)
 
     def end(self) -> None:
-        """Stops after the current round, and waits for that; unfinished samples end as cancelled.
-        Any thread may call it, and a garbage collector on any."""
+        """Stops after the current round and waits for that; unfinished samples end as cancelled.
+        Any thread may call it, also from the garbage collector."""
         self._commands.put(self._stop)
         if current_thread() is not self._thread:
             self._thread.join()
@@ -226,7 +227,7 @@ class EngineThread:
         await asyncio.to_thread(self.end)
 
     async def submit(self, job: Job) -> None:
-        """Queues all of a job's prompts, or none. Raises RequestError for what cannot be run.
+        """Queues all prompts of a job, or none. Raises RequestError for what cannot be run.
 
         The caller must `close` the job, also after an error.
         """
@@ -245,12 +246,12 @@ class EngineThread:
 
         def command() -> None:
             if not answer.set_running_or_notify_cancel():
-                return  # the caller has left
+                return  # the caller no longer waits
             try:
                 answer.set_result(question())
             except Exception as error:
                 answer.set_exception(error)
-            except BaseException as error:  # a library's panic, which would end the loop's task
+            except BaseException as error:  # a library's panic would end the loop's task
                 answer.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
 
         self._commands.put(command)
@@ -259,28 +260,28 @@ class EngineThread:
     # --- On the thread ------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Fails the jobs at any exception here: it is not known which of them caused it. What one
-        request causes is in its samples' errors, or is raised by `submit`."""
+        """Fails all jobs at any exception that arrives here, because nobody knows which job caused
+        it. An error of one request is in its samples, or is raised by `submit`."""
         try:
             while not self._is_stopping:
                 self._run_commands()
                 if self._live and not self._is_stopping:
-                    with self._alone():
-                        if not self._engine.is_idle:  # another thread may have run the last round
+                    with self._turns.alone():
+                        if not self._engine.is_idle:  # another thread may have run its last round
                             self._engine.step()
                         self._hand_over()
-            with self._alone():
+            with self._turns.alone():
                 for job in list(self._live):
                     self._cancel(job)
-        except BaseException as error:  # panics of libraries too
+        except BaseException as error:  # also panics of libraries
             _LOG.exception("the engine failed")
             self._fail(error)
 
     def _run_commands(self) -> None:
-        """Runs all queued commands; waits for one where there is no job."""
+        """Runs all queued commands; if there is no job, waits for one."""
         command = None if self._live else self._commands.get()
         while command is not None or not self._commands.empty():
-            with self._alone():
+            with self._turns.alone():
                 (command or self._commands.get())()
             command = None
             if self._is_stopping:
@@ -318,10 +319,10 @@ class EngineThread:
             if not live.num_open:
                 del self._live[live.job]
         if news:
-            self._tell(_deliver, news)
+            self._call_back(_deliver, news)
 
-    def _tell(self, callback: Callable[[T], object], value: T) -> None:
-        """Calls back on the event loop; where that is closed, nobody waits, and the thread ends."""
+    def _call_back(self, callback: Callable[[T], object], value: T) -> None:
+        """Calls back on the event loop. If that is closed, nobody waits, and the thread ends."""
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(callback, value)
@@ -331,15 +332,15 @@ class EngineThread:
             self._is_stopping = True
 
     def _fail(self, error: BaseException) -> None:
-        """Fails every job. The engine's state may be broken, so it is not used again."""
+        """Fails every job. The engine may be broken, so it is not used again."""
         self.fault = f"{type(error).__name__}: {error}"
         self.failure = StoppedError(f"the engine failed: {type(error).__name__}")
-        with suppress(BaseException), self._alone():
-            self._engine.fail(error)  # the requests of other threads
+        with suppress(BaseException), self._turns.alone():
+            self._engine.fail(error)  # ends the requests of other threads
         jobs = list(self._live)
         for job in jobs:
-            self._tell(job.fail, self.failure)
-            with suppress(BaseException):  # gives back what it can
+            self._call_back(job.fail, self.failure)
+            with suppress(BaseException):  # frees what it can
                 self._cancel(job)
         while not self._is_stopping:
             self._commands.get()()

@@ -1,7 +1,7 @@
 """Lets several threads use one model: one of them runs rounds for all, the others wait.
 
-Knows nothing of engines. It starts no thread: the caller that has the turn runs the rounds, and
-hands the turn on once its own request has ended.
+Knows nothing of engines and starts no thread: the caller that has the turn runs the rounds, and
+passes the turn on when its own request has ended.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ Question = Callable[[], bool]
 @dataclass(slots=True, eq=False)
 class _Waiter:
     thread: int
-    is_done: Question | None  # None: it needs the turn, between the next two rounds
+    is_done: Question | None  # None: it needs the turn between two rounds
     has_turn: bool = False
     _bell: Lock = field(default_factory=Lock)
 
@@ -38,22 +38,22 @@ class _Waiter:
 class Turns:
     """The right to use a model, which one thread has at a time.
 
-    `run` gives all callers progress together; `alone` comes between two rounds. Both raise
+    `run` lets all callers progress together; `alone` takes the turn between two rounds. Both raise
     RequestError within a round of the same thread, and MachineError in a process that was forked
     in the middle of a round.
 
-    The interpreter ends between two rounds: a daemon thread that came back from native code later
+    The interpreter exits between two rounds: a daemon thread that returned from native code later
     would abort the process.
     """
 
     def __init__(self) -> None:
         self._begin()
-        finalize(self, _close, ref(self))  # called at exit too
+        finalize(self, _close, ref(self))  # also called at exit
 
     def _begin(self) -> None:
         self._process = getpid()
-        # Reentrant: the garbage collector may call `leave` at any place.
-        self._guard = RLock()  # of the next three
+        # Protects the next three. Reentrant: the garbage collector may call `leave` anywhere.
+        self._guard = RLock()
         self._holder: int | None = None  # the thread that has the turn
         self._askers: deque[_Waiter] = deque()
         self._runners: deque[_Waiter] = deque()
@@ -61,7 +61,7 @@ class Turns:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Has the turn, between two rounds of other threads."""
+        """Holds the turn, between two rounds of other threads."""
         self._take(None)
         try:
             yield
@@ -69,9 +69,9 @@ class Turns:
             self._hand_over()
 
     def run(self, step: Callable[[], None], is_done: Question) -> None:
-        """Runs rounds, or waits while another thread does, until `is_done`.
+        """Runs rounds, or waits while another thread runs them, until `is_done`.
 
-        is_done: also called by other threads, after each of their rounds.
+        is_done: other threads call it too, after each of their rounds.
         """
         while not is_done() and self._take(is_done):
             try:
@@ -89,7 +89,7 @@ class Turns:
             self._hand_over()
 
     def _take(self, is_done: Question | None) -> bool:
-        """Waits for the turn; returns False, without it, where `is_done` comes first."""
+        """Waits for the turn; returns False, without the turn, if `is_done` becomes true first."""
         if not self._is_of_this_process():
             raise MachineError(
                 "this process was forked while another thread ran the model; load the model in "
@@ -128,7 +128,7 @@ class Turns:
                 self._left.popleft()()
         finally:
             self._wake_next()
-        if self._left and self._try_take():  # left after the loop
+        if self._left and self._try_take():  # added after the loop
             self._hand_over()
 
     def _wake_next(self) -> None:
@@ -141,7 +141,7 @@ class Turns:
                 waiter.wake(has_turn=True)
 
     def _is_awaited(self) -> bool:
-        """Wakes those who are done; returns whether anything is to be done before a round."""
+        """Wakes callers that are done; returns whether others need the turn before a round."""
         with self._guard:
             self._wake_done()
             return bool(self._askers or self._left)
@@ -160,7 +160,7 @@ class Turns:
             self._hand_over()
 
     def _is_of_this_process(self) -> bool:
-        """Begins anew in a forked process; False where a thread had the turn during the fork."""
+        """Starts afresh in a forked process; False if a thread held the turn during the fork."""
         if self._process != getpid():
             if self._holder is not None:
                 return False
@@ -168,7 +168,7 @@ class Turns:
         return True
 
     def close(self) -> None:
-        """Takes the turn for ever, so that no other thread begins another round."""
+        """Takes the turn forever, so that no other thread begins another round."""
         if self._is_of_this_process():
             self._take(None)
 

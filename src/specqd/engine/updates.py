@@ -1,4 +1,4 @@
-"""New tokens and text of a sample, as they are handed on. Knows no transport and no format."""
+"""New tokens and text of a sample, on their way to a reader. Knows no transport and no format."""
 
 from dataclasses import dataclass, field
 
@@ -20,7 +20,7 @@ class Update:
     seed: int | None = None
     stop_text: str | None = None  # the stop string that ended the text
     origins: list[Origin] = field(default_factory=list)  # of the tokens
-    progress: Progress | None = None  # where it is asked for
+    progress: Progress | None = None  # if requested
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # in the first update
     acceptance: Acceptance | None = None  # in the last update
 
@@ -34,7 +34,7 @@ class Update:
         characters: int = 0,
         progress: Progress | None = None,
     ) -> "Update":
-        """All of the generation behind the `tokens` and `characters` of earlier updates."""
+        """All of the generation after the `tokens` and `characters` of earlier updates."""
         is_over = generation.finish_reason is not None
         return cls(
             sample,

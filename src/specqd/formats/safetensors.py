@@ -46,6 +46,7 @@ _MOST_NAME_BYTES = 255  # of a file, on any system
 _MOST_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 _MOST_DIMENSIONS = 32  # the limit of older NumPy versions
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+PACKED_WEIGHTS = "model-packed.safetensors"  # written by `specqd pack`
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""The Python API: a model directory or repository in, completions out."""
+"""The Python API: a model's directory or repository in, completions out."""
 
 from specqd.engine.generation import Origin, TokenLogprob
 from specqd.engine.reports import Stats

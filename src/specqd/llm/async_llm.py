@@ -1,4 +1,4 @@
-"""The Python API for asyncio: an engine thread behind an `LLM`."""
+"""The Python API for asyncio: an `LLM` whose engine runs on a thread."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -31,7 +31,7 @@ class _Running:
     before: Stats
 
     async def stats(self) -> Stats:
-        """The engine's work since the request came."""
+        """The engine's work since the request arrived."""
         return (await self.thread.ask(lambda: Stats.of(self.engine))).since(self.before)
 
 
@@ -69,10 +69,11 @@ class AsyncLLM:
             async for piece in llm.stream("Once upon a time"):
                 print(piece, end="")
 
-    It belongs to one event loop, until that is closed or `close` is called. Tokens, text and
-    log-probabilities are those of the LLM, which other threads may use meanwhile.
+    It belongs to one event loop until that loop is closed or `close` is called. Tokens, text and
+    log-probabilities are those of the LLM, which other threads may use at the same time.
 
-    model: an LLM, or what names a model there. Loading blocks the event loop: make it before.
+    model: an LLM, or the first argument of one. Loading blocks the event loop, so pass an LLM that
+        was made before the loop runs.
     """
 
     def __init__(self, model: LLM | str | Path | None = None) -> None:
@@ -91,7 +92,7 @@ class AsyncLLM:
         return f"Async{self.llm!r}"
 
     async def close(self) -> None:
-        """Cancels all requests and ends the thread. The LLM stays; a later call begins anew."""
+        """Cancels all requests and ends the thread. The LLM stays; a later call starts anew."""
         if self._thread is not None:
             thread = self._started()
             thread.give_up("the AsyncLLM was closed; call again")
@@ -103,7 +104,7 @@ class AsyncLLM:
         prompts: Prompt | SequenceOf[Prompt],
         sampling_params: SamplingParams | None = None,
     ) -> list[Result]:
-        """Completes one prompt or many. Results have their order."""
+        """Completes one prompt or several. The results are in the order of the prompts."""
         params, many = self.llm.resolved(sampling_params), prompts_of(prompts)
         encoded = await asyncio.to_thread(lambda: [self.llm.encode(each) for each in many])
         return await self._whole(encoded, params)
@@ -121,7 +122,7 @@ class AsyncLLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **template_variables: Any,
     ) -> Result:
-        """Answers a conversation. The arguments are those of `LLM.chat`."""
+        """Answers a conversation, with the arguments of `LLM.chat`."""
         params = self.llm.resolved(sampling_params)
         prompt = await asyncio.to_thread(
             self.llm.encode_chat, messages, chat_template_kwargs, template_variables
@@ -137,7 +138,7 @@ class AsyncLLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **template_variables: Any,
     ) -> AsyncStream:
-        """Answers a conversation piece by piece. The arguments are those of `LLM.chat`."""
+        """Answers a conversation piece by piece, with the arguments of `LLM.chat`."""
         params, llm = self.llm.resolved(sampling_params), self.llm
         return AsyncStream(
             self,
@@ -156,7 +157,7 @@ class AsyncLLM:
     async def _running(
         self, prompts: list[list[int]], params: SamplingParams, *, is_streamed: bool
     ) -> AsyncIterator[_Running]:
-        """A request in the engine; closed at the end."""
+        """A request in the engine, which is closed at the end."""
         thread, engine = self._started(), self.llm.engine
         job = Job(GenerationRequest(prompts, params), is_streamed=is_streamed)
         try:
@@ -173,7 +174,7 @@ class AsyncLLM:
         updates: SequenceOf[Update],
         stats: Stats,
     ) -> list[Result]:
-        """The results of all updates of a request."""
+        """The results of a request, from all its updates."""
         samples = [[u for u in updates if u.sample == i] for i in range(len(prompts) * params.n)]
         results = []
         for i, prompt in enumerate(prompts):
@@ -184,17 +185,17 @@ class AsyncLLM:
         return results
 
     def _started(self) -> EngineThread:
-        """The thread of this event loop; raises RequestError within another one."""
+        """The thread of this event loop. Raises RequestError within another loop."""
         loop = asyncio.get_running_loop()
         if self._thread is not None and self._loop is not None and self._loop.is_closed():
             thread = self._thread
             self._forget()
             thread.end()
         if self._thread is None:
-            self._thread = EngineThread(self.llm.engine, alone=self.llm.turns.alone)
+            self._thread = EngineThread(self.llm.engine, turns=self.llm.turns)
             self._thread.start()
             self._loop = loop
-            # At exit too: a daemon thread would keep native objects alive.
+            # Also at exit: a daemon thread would keep native objects alive.
             self._end = finalize(self, self._thread.end)
         if self._loop is not loop:
             raise RequestError(

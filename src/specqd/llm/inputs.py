@@ -1,5 +1,5 @@
-"""Checks what callers of the Python API pass: prompts, sampling parameters, messages. Knows no
-models. Errors name the argument."""
+"""Checks the arguments of the Python API: prompts, sampling parameters, messages. Errors name the
+argument. Knows no models."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -29,7 +29,7 @@ def checked_params(sampling_params: object) -> SamplingParams:
 
 
 def token_ids(name: str, value: object) -> list[int]:
-    """Token ids of any sequence or array of them; raises FieldError."""
+    """Token ids from any sequence or array; raises FieldError for other values."""
     is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
     ids = list(value) if isinstance(value, Iterable) and is_list else None
     if ids is None or not all(map(_is_whole, ids)):
@@ -38,7 +38,7 @@ def token_ids(name: str, value: object) -> list[int]:
 
 
 def prompts_of(prompts: object) -> list[Prompt]:
-    """One prompt or many, as a list; raises FieldError."""
+    """One prompt or several, as a list; raises FieldError for other values."""
     if isinstance(prompts, str):
         return [prompts]
     if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | Mapping):
@@ -53,7 +53,7 @@ def prompts_of(prompts: object) -> list[Prompt]:
 
 
 def messages_of(messages: object) -> Messages:
-    """The messages of a chat; raises FieldError where they are no list."""
+    """The messages of a chat; raises FieldError if they are not a list."""
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         example = '[{"role": "user", "content": "Hello"}]'
         raise FieldError("messages", f"{shown(messages)} is not a list of messages like {example}")
@@ -61,9 +61,9 @@ def messages_of(messages: object) -> Messages:
 
 
 def template_variables(given: object, words: Mapping[str, Any]) -> dict[str, Any]:
-    """Variables of a chat template, from vLLM's argument and from keyword arguments.
+    """Variables of a chat template: those of vLLM's argument, and keyword arguments.
 
-    Raises FieldError for a sampling parameter among the latter, where it would have no effect.
+    Raises FieldError if a keyword is a sampling parameter, because it would have no effect.
     """
     if given is not None and not isinstance(given, Mapping):
         raise FieldError("chat_template_kwargs", f"{shown(given)} is not a dict of variables")
@@ -81,14 +81,14 @@ def model_name(model: object) -> str | Path | None:
 
 
 def check_numbers(**numbers: object) -> None:
-    """Raises FieldError for a number that is neither None nor a whole one."""
+    """Raises FieldError for a value that is neither None nor a whole number."""
     for name, value in numbers.items():
         if value is not None and not _is_whole(value):
             raise FieldError(name, f"{shown(value)} is not a whole number")
 
 
 def check_words(draft: object, isa: object = None) -> None:
-    """Raises FieldError where `draft` or `isa` are no words."""
+    """Raises FieldError if `draft` or `isa` has the wrong type."""
     drafts: object = () if draft is None else [draft] if isinstance(draft, str) else draft
     if not isinstance(drafts, Sequence) or not all(isinstance(each, str) for each in drafts):
         raise FieldError("draft", f'{shown(draft)} is not a draft like "fp4", or a list of them')

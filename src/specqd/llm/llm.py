@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 
 from specqd import _native
 from specqd.config import DecoderConfig, read_config, read_generation_defaults
-from specqd.engine.chains import Drafts, DraftSpec, draft_format, parse_chain
 from specqd.engine.engine import Engine
-from specqd.engine.generation import Generation, GenerationRequest
-from specqd.engine.reports import Stats, chain_of
+from specqd.engine.generation import GenerationRequest
+from specqd.engine.reports import chain_of
 from specqd.engine.turns import Turns
 from specqd.errors import FieldError, RequestError, SpecqdWarning, TokenizerError
 from specqd.hub import resolve, shipped_model
 from specqd.llm import inputs, peers
+from specqd.llm.call import Call
+from specqd.llm.chains import Drafts, DraftSpec, draft_format, parse_chain
 from specqd.llm.inputs import Messages, Prompt
-from specqd.llm.older_names import accepts_older
-from specqd.llm.results import Completion, Result
+from specqd.llm.results import Result
 from specqd.llm.stream import Stream
 from specqd.model.loader import Progress
 from specqd.model.model import Machine, Model, Precision
@@ -32,32 +32,31 @@ from specqd.sampling import SamplingParams
 from specqd.text.tokenizer import Tokenizer
 
 _ONE_PRECISION = (
-    "the weights are MXFP4 already: one precision, for which only n-grams or other models draft"
+    "the weights are already MXFP4, so they have no fp4 draft; only n-grams or other models draft"
 )
 
 
 class LLM:
-    """A model that generates, exactly as without drafts.
+    """A model that generates exactly the tokens that it generates without drafts.
 
     Any number of threads may call it at once, also by `asyncio.to_thread`. One engine runs their
-    requests in one batch; each gets the tokens that it gets alone, and its statistics count the
-    work for all. `with LLM() as llm:` frees the memory at the end.
+    requests in one batch. Each request gets the tokens that it gets alone; its statistics count the
+    work for all of them. `with LLM() as llm:` frees the memory at the end.
 
     model: a Hugging Face directory, a GGUF file or `owner/name[@revision]`; None: the shipped one.
-    draft: `auto`, `none`, or drafts from the outermost in, such as `["fp4", "./small", "ngram"]`:
-        `fp4`, `mxfp4`, `MODEL[:bf16|:fp4|:mxfp4]`, `head:DIR[:bf16|:fp4]`, `mtp[:bf16|:fp4]` or
-        `ngram[:FILE]`, each with an optional `:k=N`.
-    threads: of the native core; None: one on each usable core.
-    isa: an instruction set to force; None: the fastest.
-    precision: `fp4` generates from the 4-bit weights only (not lossless).
+    draft: `auto`, `none`, or a chain of drafts, outermost first, such as
+        `["fp4", "./small", "ngram"]`. A draft is `fp4`, `mxfp4`, `MODEL[:bf16|:fp4|:mxfp4]`,
+        `head:DIR[:bf16|:fp4]`, `mtp[:bf16|:fp4]` or `ngram[:FILE]`, each with an optional `:k=N`.
+    threads: threads of the native core; None: one per usable core.
+    isa: the instruction set to use; None: the fastest.
+    precision: `exact`, or `fp4` to generate from the 4-bit weights only (not lossless).
     cache_positions: tokens in the KV cache, over all sequences; None: four contexts, if they fit.
-    context: tokens of the longest sequence, prompt included; None: the model's own. It sets the KV
-        cache's size and the factors of LongRoPE.
-    numa: `one` uses one NUMA node, `spread` divides the weights among all, `replicate` copies them
-        to each; `auto` spreads. With one node all do the same.
+    context: tokens of the longest sequence, prompt included; None: the model's context. It
+        determines the KV cache's size and the factors of LongRoPE.
+    numa: `one` uses one NUMA node, `spread` divides the weights among all nodes, `replicate` copies
+        them to each; `auto` spreads. With one node these are the same.
     """
 
-    @accepts_older(path_or_repo="model", reading="precision")
     @peers.refuses(peers.OF_LLM)
     def __init__(
         self,
@@ -75,7 +74,7 @@ class LLM:
         inputs.check_words(draft, isa)
         inputs.check_numbers(threads=threads, cache_positions=cache_positions, context=context)
         precision = Precision.named(precision)
-        parse_chain(draft, precision)  # refuses first what is not understood
+        parse_chain(draft, precision)  # refuses unknown words before any work
         named = inputs.model_name(model)
         self.directory = shipped_model() if named is None else resolve(named)
         own = read_config(self.directory)
@@ -119,7 +118,7 @@ class LLM:
 
     def close(self) -> None:
         """Frees the model's memory, unless another LLM of `with_draft` uses it. Later calls raise
-        RequestError, and so do those of other threads that still run."""
+        RequestError, and so do calls of other threads that are still running."""
         with self.turns.alone():
             if self._engine is not None:
                 self._engine.end_all(self._is_closed())
@@ -140,7 +139,7 @@ class LLM:
         self, draft: str | SequenceOf[str] | None, *, progress: Progress | None = None
     ) -> "LLM":
         """The same model with other drafts; nothing is loaded twice. Use one of the two at a time:
-        they share the KV cache, and each counts on all of it."""
+        they share the KV cache, and each assumes that it has all of it."""
         inputs.check_words(draft)
         specs = _parse(draft, self.model.precision, self.directory, self.model.config)
         with self.turns.alone():
@@ -156,38 +155,33 @@ class LLM:
             level.measure()
         return Engine(level, self.tokenizer, eos_token_ids=eos)
 
-    @accepts_older(params="sampling_params")
     @peers.refuses(peers.OF_GENERATE)
     def generate(
         self,
         prompts: Prompt | SequenceOf[Prompt],
         sampling_params: SamplingParams | None = None,
     ) -> list[Result]:
-        """Completes one prompt or many, each a text or token ids. Results have their order."""
-        engine = self.engine
+        """Completes one prompt or several, each a text or token ids. The results are in the order
+        of the prompts."""
         encoded = [self.encode(prompt) for prompt in inputs.prompts_of(prompts)]
-        params = self.resolved(sampling_params)
-        with self.turns.alone():
-            before = Stats.of(engine)
-            generations = engine.submit(GenerationRequest(encoded, params))
+        params, tokenizer = self.resolved(sampling_params), self.tokenizer
+        call = self._begin(GenerationRequest(encoded, params))
+        generations = call.generations
         try:
-            self.turns.run(self.step, lambda: all(g.finish_reason is not None for g in generations))
+            call.run(lambda: all(each.finish_reason is not None for each in generations))
         finally:
-            with self.turns.alone():
-                for generation in generations:
-                    engine.cancel(generation)
-                stats = Stats.of(engine).since(before)
-        for error in (g.error for g in generations if g.error is not None):
+            stats = call.cancel()
+        for error in (each.error for each in generations if each.error is not None):
             raise error
         samples = iter(generations)
-        return [self.result_of(each, list(islice(samples, params.n)), stats) for each in encoded]
+        return [
+            Result.of(each, list(islice(samples, params.n)), stats, tokenizer) for each in encoded
+        ]
 
-    @accepts_older(params="sampling_params")
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Stream:
         """Completes one prompt piece by piece."""
-        return Stream(self, self.encode(prompt), self.resolved(sampling_params))
+        return self._stream(self.encode(prompt), sampling_params)
 
-    @accepts_older(params="sampling_params")
     def chat(
         self,
         messages: Messages,
@@ -198,8 +192,8 @@ class LLM:
     ) -> Result:
         """Answers a conversation through the model's chat template.
 
-        template_variables: `tools`, `documents` and what else the template knows, such as
-            `enable_thinking`; vLLM's `chat_template_kwargs` may hold them too.
+        template_variables: `tools`, `documents` and other variables of the template, such as
+            `enable_thinking`. vLLM's argument `chat_template_kwargs` may hold them too.
         """
         prompt = self.encode_chat(messages, chat_template_kwargs, template_variables)
         return self.generate([prompt], sampling_params)[0]
@@ -212,12 +206,12 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **template_variables: Any,
     ) -> Stream:
-        """Answers a conversation piece by piece. The arguments are those of `chat`."""
+        """Answers a conversation piece by piece, with the arguments of `chat`."""
         prompt = self.encode_chat(messages, chat_template_kwargs, template_variables)
-        return Stream(self, prompt, self.resolved(sampling_params))
+        return self._stream(prompt, sampling_params)
 
     def logprobs(self, token_ids: SequenceOf[int]) -> NDArray[np.float32]:
-        """Log-probabilities of the next token after each of `token_ids`: [n, vocab] float32."""
+        """Log-probabilities of the next token after each of the `token_ids`: float32 [n, vocab]."""
         ids = inputs.token_ids("token_ids", token_ids)
         with self.turns.alone():
             logits = self.model.logits(ids)
@@ -225,7 +219,7 @@ class LLM:
         return np.stack([_native.log_softmax(row, isa) for row in logits])
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a text as the model expects them; ids pass through."""
+        """Token ids of a text, with the special tokens that the model expects; ids pass through."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
         return inputs.token_ids("prompt", prompt)
@@ -236,7 +230,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None,
         template_variables: Mapping[str, Any],
     ) -> list[int]:
-        """The prompt of a conversation. Both last arguments hold variables of the template."""
+        """The prompt of a conversation. The last two arguments hold variables of the template."""
         variables = inputs.template_variables(chat_template_kwargs, template_variables)
         return self.tokenizer.chat(inputs.messages_of(messages), **variables)
 
@@ -247,26 +241,15 @@ class LLM:
             raise FieldError("token_ids", "an id is from 0 to 2147483647")
         return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def step(self) -> None:
-        """Runs one round for all callers; call it within `turns`. An error ends all requests."""
-        try:
-            self.engine.step()
-        except BaseException as error:
-            self.engine.fail(error)
-            raise
-
     def resolved(self, sampling_params: SamplingParams | None) -> SamplingParams:
         """The parameters, completed with the model's defaults."""
         return inputs.checked_params(sampling_params).resolved(self.defaults)
 
-    def result_of(
-        self, prompt: list[int], generations: SequenceOf[Generation], stats: Stats
-    ) -> Result:
-        """The result of samples of one prompt that have ended."""
-        is_scored = generations[0].params.prompt_logprobs is not None
-        scored = generations[0].prompt_logprobs if is_scored else None
-        completions = [Completion.of(generation) for generation in generations]
-        return Result(prompt, completions, stats, scored, self.tokenizer)
+    def _begin(self, request: GenerationRequest) -> Call:
+        return Call(self.engine, self.turns, request)
+
+    def _stream(self, prompt: list[int], sampling_params: SamplingParams | None) -> Stream:
+        return Stream(self._begin, prompt, self.resolved(sampling_params), self.tokenizer)
 
     def _is_closed(self) -> RequestError:
         return RequestError(f"the LLM of {self.directory} is closed; make another one")
@@ -275,17 +258,17 @@ class LLM:
 def _parse(
     draft: str | SequenceOf[str] | None, precision: Precision, directory: Path, own: DecoderConfig
 ) -> tuple[DraftSpec, ...]:
-    """The chain for that model; `auto` takes its MTP layer, if it has one."""
+    """The chain for that model; `auto` includes its MTP layer, if it has one."""
     is_auto = draft is not None and "auto" in ([draft] if isinstance(draft, str) else draft)
     has_layer = is_auto and has_mtp(directory, own)
     return parse_chain(draft, precision, is_mxfp4=own.is_mxfp4, has_mtp=has_layer)
 
 
-def _check_context(directory: Path, asked: int | None, own: int) -> None:
-    if asked is not None and not 1 <= asked <= own:
+def _check_context(directory: Path, requested: int | None, own: int) -> None:
+    if requested is not None and not 1 <= requested <= own:
         raise RequestError(
-            f"{directory}: a context of {asked} tokens was asked for; the model's is {own}, ask "
-            "for that at most"
+            f"{directory}: a context of {requested} tokens is requested, and the model's is {own}; "
+            "request at most that"
         )
 
 

@@ -8,8 +8,8 @@ from specqd.engine.generation import Origin
 from specqd.text.token_texts import TokenTexts
 from specqd.text.tokenizer import Tokenizer
 
-# By depth from 1, then again from the first: a colour for light and dark, and a line for those who
-# do not tell the colours apart.
+# For depths from 1 on, then again from the first: a colour for light and dark themes, and a line
+# for readers who do not see the colours' difference.
 _STYLES = (
     "background:#2da04440;text-decoration:underline solid #2da044",
     "background:#2f8fd040;text-decoration:underline double #2f8fd0",
@@ -26,7 +26,7 @@ def html_of(
     chain: Sequence[str],
     tokenizer: Tokenizer | None,
 ) -> str:
-    """The text and the key of its colours; without a tokenizer, the text alone."""
+    """The text and the key of its colours; without a tokenizer, only the text."""
     if tokenizer is None:
         return f'<pre style="white-space:pre-wrap">{_safe(text)}</pre>'
     texts = TokenTexts(tokenizer.stream()).feed(tokens, text, is_last=True)

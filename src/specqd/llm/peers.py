@@ -1,4 +1,4 @@
-"""Arguments of vLLM that SpecQD lacks, and what to do instead. Knows nothing of what ours mean."""
+"""Arguments of vLLM that SpecQD lacks, and what to do instead."""
 
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -38,7 +38,7 @@ OF_GENERATE = {
 
 
 def refuses(hints: Mapping[str, str]) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Makes a function raise FieldError with the hint for these keywords."""
+    """Makes a function raise FieldError for these keywords, with their hints."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         @wraps(function)

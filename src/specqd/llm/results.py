@@ -1,4 +1,4 @@
-"""The results of a call: completions with their origins, and the call's statistics."""
+"""The results of a call: completions with the origins of their tokens, and statistics."""
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ _SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Completion:
-    """One sample. `tokens` holds the new ones, the stop token included."""
+    """One sample. `tokens` are the new tokens, the stop token included."""
 
     tokens: list[int]
     text: str
@@ -31,7 +31,7 @@ class Completion:
 
     @classmethod
     def of_updates(cls, parts: SequenceOf[Update], has_logprobs: bool) -> "Completion":
-        """The completion of all updates of one sample."""
+        """The completion of one sample, from all its updates."""
         last = parts[-1]
         assert last.finish_reason is not None
         assert last.seed is not None
@@ -47,7 +47,7 @@ class Completion:
 
     @property
     def token_ids(self) -> list[int]:
-        """The same as `tokens`, under vLLM's name."""
+        """`tokens` under the name that vLLM uses."""
         return self.tokens
 
     def __repr__(self) -> str:
@@ -58,14 +58,27 @@ class Completion:
 class Result:
     """The `n` completions of one prompt, and the call's statistics.
 
-    A notebook shows its text with each token in the colour of the level that proposed it first.
+    A notebook shows the text with each token in the colour of the level that first proposed it.
     """
 
     prompt_tokens: list[int]
     completions: list[Completion]
     stats: Stats
-    prompt_logprobs: list[TokenLogprob] | None = None  # of all but its first token
+    prompt_logprobs: list[TokenLogprob] | None = None  # of all its tokens but the first
     _tokenizer: Tokenizer | None = field(default=None, compare=False)  # to show single tokens
+
+    @classmethod
+    def of(
+        cls,
+        prompt: list[int],
+        generations: SequenceOf[Generation],
+        stats: Stats,
+        tokenizer: Tokenizer,
+    ) -> "Result":
+        """The result of one prompt, whose samples have all ended."""
+        first, completions = generations[0], [Completion.of(each) for each in generations]
+        scored = first.prompt_logprobs if first.params.prompt_logprobs is not None else None
+        return cls(prompt, completions, stats, scored, tokenizer)
 
     @property
     def text(self) -> str:
@@ -79,17 +92,17 @@ class Result:
 
     @property
     def outputs(self) -> list[Completion]:
-        """The same as `completions`, under vLLM's name."""
+        """`completions` under the name that vLLM uses."""
         return self.completions
 
     @property
     def prompt_token_ids(self) -> list[int]:
-        """The same as `prompt_tokens`, under vLLM's name."""
+        """`prompt_tokens` under the name that vLLM uses."""
         return self.prompt_tokens
 
     @property
     def prompt(self) -> str | None:
-        """The prompt's tokens as a text, without special ones; None after pickling."""
+        """The text of the prompt's tokens, without special tokens; None after pickling."""
         return None if self._tokenizer is None else self._tokenizer.decode(self.prompt_tokens)
 
     def __repr__(self) -> str:

@@ -1,63 +1,61 @@
 """One prompt completed piece by piece."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from specqd.engine.engine import Engine
-from specqd.engine.generation import Generation, GenerationRequest
+from specqd.engine.generation import GenerationRequest
 from specqd.engine.reports import Stats
+from specqd.llm.call import Call
 from specqd.llm.results import Result
 from specqd.sampling import SamplingParams
-
-if TYPE_CHECKING:
-    from specqd.llm.llm import LLM
+from specqd.text.tokenizer import Tokenizer
 
 
 class Stream:
-    """Iterates over pieces of text as they become certain; sets `result` at the end.
+    """Iterates over pieces of text as they become final; sets `result` at the end.
 
-    Leaving the loop early cancels the request; `stop()` ends it and keeps the text so far. While
-    other threads generate, a loop that is left sets `result` after their current round.
+    Leaving the loop early cancels the request; `stop()` ends it and keeps the text so far. If other
+    threads are generating, `result` is set after their current round.
     """
 
-    def __init__(self, llm: "LLM", prompt: list[int], params: SamplingParams) -> None:
-        self._llm = llm
+    def __init__(
+        self,
+        begin: Callable[[GenerationRequest], Call],
+        prompt: list[int],
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+    ) -> None:
+        self._begin = begin
         self._prompt = prompt
         self._params = replace(params, n=1)
+        self._tokenizer = tokenizer
         self._is_stopped = False
         self.result: Result | None = None
 
     def stop(self) -> None:
-        """Ends the text after the current step. A signal handler or any thread may call it."""
+        """Ends the text after the current round. A signal handler or any thread may call it."""
         self._is_stopped = True
 
     def __iter__(self) -> Iterator[str]:
-        llm, engine, turns = self._llm, self._llm.engine, self._llm.turns
-        with turns.alone():
-            before = Stats.of(engine)
-            [generation] = engine.submit(GenerationRequest([self._prompt], self._params))
+        call = self._begin(GenerationRequest([self._prompt], self._params))
 
-        def end() -> None:
-            engine.cancel(generation)
-            stats = Stats.of(engine).since(before)
-            self.result = llm.result_of(self._prompt, [generation], stats)
+        def finish(stats: Stats) -> None:
+            self.result = Result.of(self._prompt, call.generations, stats, self._tokenizer)
 
         is_left = False
         try:
-            yield from self._pieces(engine, generation)
+            yield from self._pieces(call)
         except GeneratorExit:
             is_left = True
             raise
         finally:
-            if is_left:  # maybe by the garbage collector, which must not wait
-                turns.leave(end)
+            if is_left:  # perhaps by the garbage collector, which must not wait
+                call.leave(finish)
             else:
-                with turns.alone():
-                    end()
+                finish(call.cancel())
 
-    def _pieces(self, engine: Engine, generation: Generation) -> Iterator[str]:
-        llm, sent = self._llm, 0
+    def _pieces(self, call: Call) -> Iterator[str]:
+        [generation], sent = call.generations, 0
 
         def has_news() -> bool:
             is_over = generation.finish_reason is not None or self._is_stopped
@@ -65,10 +63,9 @@ class Stream:
 
         # The order matters: another thread may add the last text between the two.
         while generation.finish_reason is None or sent < len(generation.text):
-            llm.turns.run(llm.step, has_news)
+            call.run(has_news)
             if self._is_stopped:
-                with llm.turns.alone():
-                    engine.cancel(generation)
+                call.cancel()
             piece = generation.text[sent:]
             sent += len(piece)
             if piece:

@@ -37,12 +37,12 @@ class Precision(Enum):
 
     @classmethod
     def named(cls, name: "str | Precision") -> "Precision":
-        """`exact` or `fp4`; `draft` is the old spelling of the latter. Raises RequestError."""
+        """`exact` or `fp4`. Raises RequestError for other names."""
         if isinstance(name, cls):
             return name
-        known = {"exact": cls.EXACT, "fp4": cls.FP4, "draft": cls.FP4}
+        known = {"exact": cls.EXACT, "fp4": cls.FP4}
         if not isinstance(name, str) or name not in known:
-            raise RequestError(f"precision {shown(name)}: not known; choose exact or fp4")
+            raise RequestError("not known; choose exact or fp4", "precision", shown(name))
         return known[name]
 
 
@@ -63,9 +63,8 @@ class Machine:
         """
         available = _native.available_isas()
         if isa is not None and isa not in available:
-            raise MachineError(
-                f"--isa {isa}: not available here; choose one of {', '.join(available)}"
-            )
+            known = ", ".join(available)
+            raise MachineError(f"not available here; choose one of {known}", "isa", isa)
         return cls(make_pool(threads, numa), isa or available[0])
 
     def __str__(self) -> str:
@@ -334,7 +333,7 @@ def _cache_pages(
     page = _native.PAGE_POSITIONS
     if cache_positions is not None:
         if cache_positions < 1:
-            raise MachineError(f"--cache-positions {cache_positions}: choose a number from 1")
+            raise MachineError("choose a number from 1", "cache_positions", str(cache_positions))
         return -(-cache_positions // page)
     wanted = 4 * (-(-config.max_positions // page) + 1)
     page_bytes = _native.KvCache(decoder, 1).page_bytes

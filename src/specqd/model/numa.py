@@ -24,18 +24,15 @@ def make_pool(
     auto: spread if there are several nodes, but mapped files stay where they are.
     """
     if numa not in NUMA:
-        raise MachineError(f"--numa {shown(numa)}: not known; choose one of {', '.join(NUMA)}")
+        raise MachineError(f"not known; choose one of {', '.join(NUMA)}", "numa", shown(numa))
     if threads is not None and not 1 <= threads <= 1024:
-        raise MachineError(f"--threads {threads}: choose a number from 1 to 1024")
+        raise MachineError("choose a number from 1 to 1024", "threads", str(threads))
     topology = topology or _native.topology()
     usable = _native.usable_threads()
     if len(topology.nodes) == 1:
         if numa in ("spread", "replicate"):
-            warnings.warn(
-                f"--numa {numa}: there is one usable NUMA node, so it changes nothing",
-                SpecqdWarning,
-                stacklevel=2,
-            )
+            problem = "there is one usable NUMA node, so it changes nothing"
+            warnings.warn(SpecqdWarning(problem, "numa", numa), stacklevel=2)
         return _native.Pool(threads or usable)
     if numa == "one":
         node = max(topology.nodes, key=lambda each: (each.cores, each.free_bytes))

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from specqd import _native
 from specqd.errors import TensorError, shown
 from specqd.formats.fp4 import DraftFormat
-from specqd.formats.safetensors import TensorDirectory
+from specqd.formats.safetensors import INDEX, PACKED_WEIGHTS, WEIGHTS, TensorDirectory
 
-WEIGHTS = "model-packed.safetensors"
 FORMAT, VERSION = "specqd-packed", "2"
 
 # The planes in file order. The strictest alignment comes first, so that no plane needs a gap before
@@ -47,7 +46,7 @@ class PackedFile:
     @classmethod
     def open(cls, directory: Path) -> "PackedFile":
         """Maps the file in a directory and checks its header. Raises TensorError."""
-        path = directory / WEIGHTS
+        path = directory / PACKED_WEIGHTS
         tensors = TensorDirectory.of_file(path)
         metadata = tensors.metadata
         if metadata.get("format") != FORMAT:
@@ -131,12 +130,12 @@ def matrix_name(sources: Sequence[str]) -> str:
 
 def is_packed(directory: Path) -> bool:
     """Whether a directory holds packed weights. Raises TensorError if it also holds plain ones."""
-    if not (directory / WEIGHTS).exists():
+    if not (directory / PACKED_WEIGHTS).exists():
         return False
-    for other in ("model.safetensors", "model.safetensors.index.json"):
+    for other in (WEIGHTS, INDEX):
         if (directory / other).exists():
             raise TensorError(
-                f"{directory}: holds {WEIGHTS} and {other}, which may differ; move one away"
+                f"{directory}: holds {PACKED_WEIGHTS} and {other}, which may differ; move one away"
             )
     return True
 

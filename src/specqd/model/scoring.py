@@ -29,7 +29,7 @@ def score(model: Model, context: SequenceOf[int], continuation: SequenceOf[int])
     tokens = [*context, *continuation[:-1]]
     model.check_tokens(tokens)
     model.check_tokens(continuation)
-    sequence = Sequence(list(context), SamplingParams().picker(0, 0), len(context))
+    sequence = Sequence(list(context), SamplingParams().sampler(0, 0), len(context))
     total, is_greedy = 0.0, True
     try:
         held = model.adopt_prefix(sequence)

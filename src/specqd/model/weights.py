@@ -15,7 +15,7 @@ from specqd.formats.fp4 import DraftFormat
 from specqd.formats.gguf import is_gguf
 from specqd.formats.gguf_quants import BLOCK_FORMATS
 from specqd.formats.gguf_tensors import GgufTensors
-from specqd.formats.safetensors import TensorDirectory, WeightSource
+from specqd.formats.safetensors import PACKED_WEIGHTS, TensorDirectory, WeightSource
 from specqd.model.importance import MeasuredInputs
 from specqd.model.layers import LayerReader
 from specqd.model.loader import (
@@ -28,7 +28,6 @@ from specqd.model.loader import (
     mxfp4_bytes,
     rounded_bytes,
 )
-from specqd.model.packed import WEIGHTS as PACKED_WEIGHTS
 from specqd.model.packed import PackedFile, is_packed
 from specqd.model.tensor_names import names_of, text_part
 
@@ -139,7 +138,7 @@ def open_loader(
     if draft not in (None, planes.draft):
         raise TensorError(
             f"{planes.tensors.path}: its draft weights are packed as {planes.draft.value}; draft "
-            f"with {planes.draft.value}, or pack the model with --format {draft.value}"
+            f"with {planes.draft.value}, or pack the model as {draft.value}"
         )
     return Loader(planes.tensors, planes, pool, isa, planes.draft, progress)
 

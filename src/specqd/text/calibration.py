@@ -29,13 +29,13 @@ def read_calibration(tokenizer: Tokenizer, path: Path | None) -> CalibrationText
         name, content = "built-in", shipped.read_text("utf-8")
     else:
         remedy = "name a file of JSON lines, or none"
-        name, content = path.name, read_text_file(path, "--calibrate", remedy)
+        name, content = path.name, read_text_file(path, remedy)
     sequences = [
         _encoded(tokenizer, entry, where, is_own=path is not None)
-        for entry, where in json_lines(content, f"--calibrate {name}: line ")
+        for entry, where in json_lines(content, name)
     ]
     if not any(sequences):
-        raise RequestError(f"--calibrate {name}: has no text; write one JSON object a line")
+        raise RequestError(f"{name}: has no text; write one JSON object a line")
     return CalibrationText(name, [each for each in sequences if each])
 
 

@@ -8,22 +8,22 @@ from typing import Any
 from specqd.errors import RequestError
 
 
-def read_text_file(path: Path, where: str, remedy: str) -> str:
-    """The text of a UTF-8 file. Raises RequestError of one line: `where`, the problem, `remedy`."""
+def read_text_file(path: Path, remedy: str) -> str:
+    """The text of a UTF-8 file. Raises RequestError with the file, the problem and `remedy`."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeError as error:
-        raise RequestError(f"{where}: {path} is not UTF-8; convert it first") from error
+        raise RequestError(f"{path}: is not UTF-8; convert it first") from error
     except OSError as error:
-        raise RequestError(f"{where}: {path}: {error.strerror}; {remedy}") from error
+        raise RequestError(f"{path}: {error.strerror}; {remedy}") from error
 
 
-def json_lines(content: str, before: str, behind: str = "") -> Iterator[tuple[Any, str]]:
-    """The values of the lines that are not blank, each with its place for messages: the line's
-    number between the two words. Raises RequestError of one line."""
+def json_lines(content: str, name: str) -> Iterator[tuple[Any, str]]:
+    """The values of all lines that are not blank, each with its place for messages: the file's
+    name and the line's number. Raises RequestError of one line."""
     for number, line in enumerate(content.splitlines(), 1):
         if line.strip():
-            place = f"{before}{number}{behind}"
+            place = f"{name}: line {number}"
             try:
                 yield json.loads(line), place
             except (ValueError, RecursionError) as error:

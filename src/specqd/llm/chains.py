@@ -1,5 +1,4 @@
-"""Words on a command line -> a chain of levels. Knows models, tokenizers and levels; knows no
-requests."""
+"""The words of `draft` -> a chain of levels. Knows models, tokenizers and levels; no requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,33 +32,33 @@ _FORMATS = {"fp4": DraftFormat.FP4, "mxfp4": DraftFormat.MXFP4}
 
 @dataclass(frozen=True, slots=True)
 class DraftSpec:
-    """One level of a chain: what drafts, and how many tokens (None: as many as pay)."""
+    """One level of a chain: what drafts, and how many tokens at a time (None: as many as pay)."""
 
     word: str  # as it was written
-    # self: the target's own weights; mtp: a layer of the model above
+    # self: the target's own weights; mtp: the MTP layer of the model above
     kind: Literal["self", "model", "head", "mtp", "ngram"]
-    source: str = ""  # a model's or a head's directory; a file of texts for n-grams
+    source: str = ""  # the directory of a model or head, or a file of texts for n-grams
     precision: Precision = Precision.FP4
-    format: DraftFormat | None = None  # of the weights that are read in fp4; None: as loaded
+    format: DraftFormat | None = None  # of the 4-bit weights; None: as they are loaded
     length: int | None = None
-    beside: "tuple[DraftSpec, ...]" = ()  # drafters side by side with this one
+    alternatives: "tuple[DraftSpec, ...]" = ()  # drafters of the same place, after |
 
     @classmethod
     def parse(cls, word: str) -> "DraftSpec":
-        """A drafter, or several side by side with `|` between them. Raises RequestError."""
+        """One drafter, or several with `|` between them. Raises RequestError."""
         first, *others = (cls._parse_one(each) for each in word.split("|"))
-        return replace(first, beside=tuple(others))
+        return replace(first, alternatives=tuple(others))
 
     @property
     def members(self) -> "tuple[DraftSpec, ...]":
-        return self, *self.beside
+        return self, *self.alternatives
 
     @classmethod
     def _parse_one(cls, word: str) -> "DraftSpec":
         """`fp4`, `mxfp4`, `MODEL[:bf16|:fp4|:mxfp4]`, `head:DIR[:bf16|:fp4|:mxfp4]`,
         `mtp[:bf16|:fp4|:mxfp4]` or `ngram[:FILE]`, each with an optional `:k=N`.
 
-        Names may hold colons: options are taken off the end. Raises RequestError.
+        Names may contain colons: options are taken off the end. Raises RequestError.
         """
         name, length = _cut_length(word)
         kind, colon, rest = name.partition(":")
@@ -67,22 +66,18 @@ class DraftSpec:
             return cls(word, "ngram", rest, length=length)
         if kind == "mtp":
             if colon and rest not in ("bf16", *_FORMATS):
-                raise RequestError(
-                    f"--draft {word}: {rest!r} is not understood; write mtp[:bf16|:fp4][:k=N]"
-                )
+                raise _refused(word, f"{rest!r} is not understood; write mtp[:bf16|:fp4][:k=N]")
             read = Precision.EXACT if rest == "bf16" else Precision.FP4
             return cls(word, "mtp", precision=read, format=_FORMATS.get(rest), length=length)
         if kind in _FORMATS:
             if colon:
-                raise RequestError(
-                    f"--draft {word}: {rest!r} is not understood; write {kind} or {kind}:k=N"
-                )
+                raise _refused(word, f"{rest!r} is not understood; write {kind} or {kind}:k=N")
             return cls(word, "self", format=_FORMATS[kind], length=length)
         if kind in ("none", "auto", ""):
-            raise RequestError(f"--draft {word}: not a draft; known: {_KNOWN}")
+            raise _refused(word, f"not a draft; known: {_KNOWN}")
         is_head = kind == "head" and bool(colon)
         if is_head and not rest:
-            raise RequestError(f"--draft {word}: names no directory; write head:DIR")
+            raise _refused(word, "names no directory; write head:DIR")
         holder: Literal["model", "head"] = "head" if is_head else "model"
         source, _, precision = (whole := rest if is_head else name).rpartition(":")
         if source and precision == "bf16":
@@ -98,10 +93,13 @@ def _cut_length(word: str) -> tuple[str, int | None]:
         return word, None
     value = option.removeprefix("k=")
     if not (value.isascii() and value.isdecimal() and 1 <= int(value) <= _LONGEST):
-        raise RequestError(
-            f"--draft {word}: {option!r} is not understood; write k=N, with N from 1 to {_LONGEST}"
-        )
+        known = f"k=N, with N from 1 to {_LONGEST}"
+        raise _refused(word, f"{option!r} is not understood; write {known}")
     return name, int(value)
+
+
+def _refused(word: str, problem: str) -> RequestError:
+    return RequestError(problem, "draft", word)
 
 
 def parse_chain(
@@ -111,15 +109,17 @@ def parse_chain(
     is_mxfp4: bool = False,
     has_mtp: bool = False,
 ) -> tuple[DraftSpec, ...]:
-    """`auto`, `none` (or None), or levels from the outermost in, for a target of that precision,
-    whose weights may be MXFP4 already, and which may have an MTP layer.
+    """The levels of `auto`, of `none` or None, or of a chain, outermost first.
 
-    Raises RequestError for what is not understood or cannot draft there.
+    precision, is_mxfp4, has_mtp: of the target: the weights that it reads, whether they are MXFP4
+        already, and whether it has an MTP layer.
+
+    Raises RequestError for words that are not understood or cannot draft for this target.
     """
     words = [drafts or "none"] if drafts is None or isinstance(drafts, str) else list(drafts)
     if "none" in words or "auto" in words:
         if len(words) > 1:
-            raise RequestError("--draft none and --draft auto stand alone; leave the others out")
+            raise RequestError("none and auto must be the only word; leave out the others", "draft")
         has_draft = precision is Precision.EXACT and not is_mxfp4
         if words == ["auto"]:
             members = {"fp4": has_draft, "mtp": has_mtp, "ngram": True}
@@ -129,56 +129,54 @@ def parse_chain(
     specs = tuple(DraftSpec.parse(word) for word in words)
     for i, spec in ((i, member) for i, level in enumerate(specs) for member in level.members):
         if spec.kind == "self" and precision is Precision.FP4:
-            raise RequestError(
-                f"--draft {spec.word}: with --precision fp4 the 4-bit weights are the target; "
-                "leave this draft out"
-            )
+            problem = "in the precision fp4 the 4-bit weights are the target; leave this draft out"
+            raise _refused(spec.word, problem)
         if spec.kind == "self" and is_mxfp4:
-            raise RequestError(
-                f"--draft {spec.word}: the weights are MXFP4 already, so their fp4 precision "
-                "would be the model itself; draft with ngram or another model"
+            raise _refused(
+                spec.word,
+                "the weights are already MXFP4, so their fp4 precision would be the model itself; "
+                "draft with ngram or another model",
             )
         if spec.kind == "self" and i > 0:
-            raise RequestError(
-                f"--draft {spec.word}: the model's own fp4 precision drafts for the model alone; "
-                "name it first and once (another model's is MODEL:fp4)"
+            raise _refused(
+                spec.word,
+                "the model's own fp4 precision drafts only for the model; name it first and once "
+                "(another model's is MODEL:fp4)",
             )
         if spec is specs[i] and spec.kind in _LAST and i + 1 < len(specs):
-            raise RequestError(
-                f"--draft {spec.word}: {_LAST[spec.kind]}, so nothing can draft for them; "
-                "name them last and once"
-            )
+            problem = f"{_LAST[spec.kind]}, so nothing can draft for them; name them last and once"
+            raise _refused(spec.word, problem)
     return specs
 
 
 def draft_format(specs: Sequence[DraftSpec]) -> DraftFormat | None:
-    """The format in which the chain reads the target's own weights; None: any."""
+    """The format in which the chain reads the target's own weights; None: not stated."""
     own = (spec.format for spec in _members(specs) if spec.kind == "self")
     return next((each for each in own if each is not None), None)
 
 
 class Drafts:
-    """The drafters of one target: small models and n-gram texts of its chains, loaded once.
+    """The drafters of one target: small models, heads and n-gram texts of its chains, loaded once.
 
-    A model in its two precisions is packed once too. Each level has a KV cache of its own, but for
-    an fp4 precision directly below the exact one of the same model, which shares it.
+    A model that is used in both precisions is packed once. Each level has its own KV cache, except
+    an fp4 level directly below the exact level of the same model, which shares that level's cache.
     """
 
     def __init__(self, directory: Path, precision: Precision, tokenizer: Tokenizer) -> None:
-        """Takes the directory, precision and tokenizer of the target, which may be loaded later."""
+        """Takes the directory, precision and tokenizer of the target, which is loaded later."""
         self._target = (real_path(directory), precision)
         self._tokenizer = tokenizer
-        self._directories: dict[str, Path] = {}  # by source, those that may draft
+        self._directories: dict[str, Path] = {}  # by source, those that were checked
         self._corpora: dict[str, list[list[int]]] = {}
         self._models: dict[tuple[Path, Precision], Model] = {}
-        # By directory, format and the decoder above.
+        # By directory, format and the decoder of the level above.
         self._heads: dict[tuple[Path, DraftFormat, _native.Decoder], _native.Decoder] = {}
 
     def check(self, specs: Sequence[DraftSpec]) -> None:
-        """Finds what the levels are made of and refuses what cannot draft, or what would not fit
-        into memory together; packs nothing.
+        """Finds the files of all levels, and refuses a chain that cannot draft or does not fit into
+        memory. Packs nothing.
 
-        Raises a SpecqdError of one line.
+        Raises SpecqdError.
         """
         taken = {self._target}
         for spec in _members(specs):
@@ -191,21 +189,20 @@ class Drafts:
                 continue
             directory = self._target[0] if spec.kind == "self" else self._find(spec)
             if (directory, spec.precision) in taken:
-                raise RequestError(
-                    f"--draft {spec.word}: this model speaks in this precision already; "
-                    "a model cannot draft for itself, name it once"
+                raise _refused(
+                    spec.word, "this model is already in the chain at this precision; name it once"
                 )
             taken.add((directory, spec.precision))
         require_memory(self._to_load(specs))
 
     def forget(self) -> None:
-        """Drops all loaded models; chains that use them keep them."""
+        """Drops all loaded models. Chains that use them keep them."""
         self._models.clear()
         self._heads.clear()
         self._corpora.clear()
 
     def _check_head(self, spec: DraftSpec, specs: Sequence[DraftSpec]) -> None:
-        """Refuses what is no head of the level above it: the first member of the one before."""
+        """Refuses a head that does not fit the first member of the level above."""
         level = next(i for i, each in enumerate(specs) if spec in each.members)
         above = self._target[0]
         if level and specs[level - 1].kind == "model":
@@ -218,7 +215,7 @@ class Drafts:
         self._directories[spec.source] = directory
 
     def overall(self, specs: Sequence[DraftSpec], progress: Progress | None) -> Progress | None:
-        """One progress over the models of a checked chain that are still to be loaded."""
+        """One progress over the models of a checked chain that are not loaded yet."""
         total = sum(map(bytes_to_pack, self._to_load(specs)))
         return Overall(progress, total) if progress is not None and total else None
 
@@ -245,7 +242,7 @@ class Drafts:
     def chain(
         self, target: Model, specs: Sequence[DraftSpec], progress: Progress | None = None
     ) -> Level:
-        """The target's level over those that draft for it, once checked; packs what is new."""
+        """The target's level, above the levels of a checked chain. Packs what is not loaded yet."""
         self._models[self._target] = target
         target.decoder.partial_head.keep(sorted(self._tokenizer.special_ids))
         return Level(target, self._below(target, specs, progress))
@@ -253,8 +250,8 @@ class Drafts:
     def _below(
         self, above: Model, specs: Sequence[DraftSpec], progress: Progress | None
     ) -> Drafter:
-        """Makes the drafter of `above`. Of several drafters side by side, the rest of the chain
-        lies below the first."""
+        """Makes the drafter of `above`. If a level has several drafters, the rest of the chain
+        drafts for the first."""
         if not specs:
             return NoDraft()
         first, *others = specs[0].members
@@ -282,7 +279,7 @@ class Drafts:
         )
 
     def _head(self, above: Model, spec: DraftSpec, progress: Progress | None) -> Level:
-        """The level of a head, which reads the features of the level above it."""
+        """The level of a draft head, which reads features of the level above."""
         model = next(d for (d, _), m in self._models.items() if m.decoder is above.decoder)
         directory = model if spec.kind == "mtp" else self._directories[spec.source]
         key = directory, spec.format or DraftFormat.FP4, above.decoder
@@ -306,9 +303,10 @@ class Drafts:
         model = self._loaded(directory, spec, above, progress)
         if spec.format not in (None, model.weights.draft):
             loaded = model.weights.draft.value
-            raise RequestError(
-                f"--draft {spec.word}: these weights are loaded as {loaded}; draft with {loaded}, "
-                "or start again with this draft"
+            raise _refused(
+                spec.word,
+                f"these weights are loaded as {loaded}; draft with {loaded}, or start again with "
+                "this draft",
             )
         return model
 
@@ -336,7 +334,7 @@ class Drafts:
                     precision=precision,
                     draft=spec.format,
                     cache_positions=pages * _native.PAGE_POSITIONS,
-                    context=target.max_positions,  # no text is longer
+                    context=target.max_positions,  # texts are not longer
                     progress=progress,
                 )
                 target.rely_on(self._models[key])
@@ -352,30 +350,35 @@ def _resolve(spec: DraftSpec) -> Path:
     try:
         return real_path(resolve(spec.source))
     except HubError as error:
-        raise HubError(f"--draft {spec.word}: {error}; known drafts: {_KNOWN}") from error
+        raise HubError(f"{error}; known drafts: {_KNOWN}", "draft", spec.word) from error
 
 
 def _check_vocabulary(spec: DraftSpec, ours: Tokenizer, theirs: Tokenizer) -> None:
     difference = ours.first_difference(theirs)
     if difference is not None:
         raise TokenizerError(
-            f"--draft {spec.word}: its token {difference.token_id} is {difference.theirs!r} where "
-            f"the model has {difference.ours!r}; a draft must have the model's tokenizer"
+            f"its token {difference.token_id} is {difference.theirs!r} where the model has "
+            f"{difference.ours!r}; a draft must have the model's tokenizer",
+            "draft",
+            spec.word,
         )
 
 
 def _read_corpus(spec: DraftSpec, tokenizer: Tokenizer) -> list[list[int]]:
-    """The texts of a file as token ids: one of a text file, one of each line of a .jsonl file."""
-    where = f"--draft {spec.word}"
-    content = read_text_file(Path(spec.source), where, "name a text or .jsonl file")
-    texts = [content]
-    if Path(spec.source).suffix == ".jsonl":
-        texts = [_text_of(entry, place) for entry, place in json_lines(content, f"{where}: line ")]
+    """The texts of a file as token ids: one text per file, or per line of a .jsonl file."""
+    path = Path(spec.source)
+    try:
+        content = read_text_file(path, "name a text or .jsonl file")
+        texts = [content]
+        if path.suffix == ".jsonl":
+            texts = [_text_of(entry, where) for entry, where in json_lines(content, path.name)]
+    except RequestError as error:
+        raise _refused(spec.word, str(error)) from error
     return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
 
 
 def _text_of(entry: Any, where: str) -> str:
-    """A text itself; or an object's `text`, or else its `prompt` and `completion`."""
+    """The entry itself, or the `text` of an object, or else its `prompt` and `completion`."""
     if isinstance(entry, dict):
         entry = entry.get("text") or "".join(
             part for key in ("prompt", "completion") if isinstance(part := entry.get(key), str)

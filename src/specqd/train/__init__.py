@@ -1,1 +1,0 @@
-"""Trains EAGLE-3 heads: texts, features and a loop. Only `head` and `loop` import torch."""
