@@ -134,7 +134,7 @@ def head_costs(model: Model, directory: Path, repeats: int) -> tuple[Costs, floa
     files = HeadFiles.open(directory, model.config)
     head = Head(files, load_head(files, model), model, Precision.FP4)
     head.draft_for(model)
-    picker = SamplingParams().picker(0, 0)
+    picker = SamplingParams().sampler(0, 0)
     sequence = _native.Sequence([7] * PROMPT, picker, PROMPT)
     first: dict[int, list[float]] = {pairs: [] for pairs in PAIRS}
     guesses = []
