@@ -8,6 +8,7 @@ import pytest
 
 from specqd import LLM, _native
 from specqd.config import read_config
+from specqd.config.families import names_of
 from specqd.formats.fp4 import DraftFormat
 from specqd.model.dry_run import tensors_read
 from specqd.model.heads import Head
@@ -15,7 +16,6 @@ from specqd.model.layers import LayerReader
 from specqd.model.loader import Loader
 from specqd.model.model import Machine, Model, Precision
 from specqd.model.mtp import MtpFiles, load_mtp
-from specqd.model.tensor_names import names_of
 from specqd.model.weights import open_weights
 from support.engines import preempt_at_random
 from support.family_shapes import FAMILY_SHAPES

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from specqd import _native
 from specqd._native import testing
 from specqd.config import read_config
+from specqd.config.families import names_of
 from specqd.errors import HubError, TensorError
 from specqd.formats.fp4 import DraftFormat
 from specqd.formats.safetensors import TensorDirectory
 from specqd.hub import shipped_model
 from specqd.model.loader import HeadPart, Source
-from specqd.model.tensor_names import names_of
 from specqd.model.weights import load_weights
 from support import fp4
 from support.kernel_values import each_isa, in_tiles, nibbles, tiled

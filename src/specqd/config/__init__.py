@@ -1,10 +1,10 @@
-"""The configuration of a model from `config.json`: one small reader for each `model_type`.
+"""The configuration of a model from `config.json`: one record for each `model_type`.
 
 Takes every default, and old and new spellings, as transformers 5 does. Refuses by name what is not
 supported. Knows nothing of weights.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from specqd.config.decoder import (
@@ -13,37 +13,10 @@ from specqd.config.decoder import (
     ExpertsConfig,
     PerLayerConfig,
 )
-from specqd.config.experts import (
-    read_gpt_oss,
-    read_mixtral,
-    read_qwen3_5_moe,
-    read_qwen3_moe,
-    read_qwen3_next,
-)
+from specqd.config.families import FAMILIES, text_types
 from specqd.config.fields import Fields
-from specqd.config.gemma import read_gemma2, read_gemma3
-from specqd.config.gemma4 import read_gemma4
 from specqd.config.generation import GenerationDefaults, read_generation_defaults
 from specqd.config.gguf import config_fields
-from specqd.config.latent import read_deepseek_v3, read_glm4_moe, read_glm4_moe_lite
-from specqd.config.lfm2 import read_lfm2, read_lfm2_moe
-from specqd.config.llama import (
-    read_glm4,
-    read_granite,
-    read_granitemoehybrid,
-    read_llama,
-    read_mimo,
-    read_ministral3,
-    read_mistral,
-    read_olmo2,
-    read_olmo3,
-    read_phi3,
-    read_qwen2,
-    read_qwen3,
-    read_smollm3,
-)
-from specqd.config.neox import read_gpt_neox, read_stablelm, read_starcoder2
-from specqd.config.qwen3_5 import read_qwen3_5
 from specqd.config.rope import RopeConfig
 from specqd.errors import ConfigError, shown
 from specqd.formats.gguf import GgufFile, is_gguf
@@ -68,45 +41,7 @@ _QUANTISED = {  # quant_method -> its usual name
     "compressed-tensors": "compressed-tensors",
     "mxfp4": "MXFP4",
 }
-_READERS: dict[str, Callable[[Fields, int | None], DecoderConfig]] = {
-    "llama": read_llama,
-    "mistral": read_mistral,
-    "ministral3": read_ministral3,
-    "qwen2": read_qwen2,
-    "qwen3": read_qwen3,
-    "mimo": read_mimo,
-    "qwen3_5_text": read_qwen3_5,
-    "qwen3_5_moe_text": read_qwen3_5_moe,
-    "qwen3_next": read_qwen3_next,
-    "lfm2": read_lfm2,
-    "lfm2_moe": read_lfm2_moe,
-    "olmo2": read_olmo2,
-    "olmo3": read_olmo3,
-    "granite": read_granite,
-    "granitemoehybrid": read_granitemoehybrid,
-    "glm4": read_glm4,
-    "smollm3": read_smollm3,
-    "gemma2": read_gemma2,
-    "gemma3_text": read_gemma3,
-    "gemma4_text": read_gemma4,
-    "phi3": read_phi3,
-    "starcoder2": read_starcoder2,
-    "gpt_neox": read_gpt_neox,
-    "stablelm": read_stablelm,
-    "mixtral": read_mixtral,
-    "qwen3_moe": read_qwen3_moe,
-    "gpt_oss": read_gpt_oss,
-    "glm4_moe": read_glm4_moe,
-    "glm4_moe_lite": read_glm4_moe_lite,
-    "deepseek_v3": read_deepseek_v3,
-}
-_TEXT_PARTS = {  # wrapper -> types of its text model
-    "mistral3": ("mistral", "ministral3"),
-    "qwen3_5": ("qwen3_5_text",),
-    "qwen3_5_moe": ("qwen3_5_moe_text",),
-    "gemma4": ("gemma4_text",),
-}
-_BF16_CHECKPOINTS = {"ministral3": "; those of Ministral 3 have names that end in -BF16"}
+_WRAPPERS = tuple(dict.fromkeys(each.wrapper for each in FAMILIES.values() if each.wrapper))
 
 
 def read_config(directory: Path, context: int | None = None) -> DecoderConfig:
@@ -119,15 +54,21 @@ def read_config(directory: Path, context: int | None = None) -> DecoderConfig:
         fields = config_fields(GgufFile.open(directory))
     else:
         fields = Fields.read(directory / "config.json")
-    model_type = _model_type(fields, (*_READERS, *_TEXT_PARTS))
-    whole = fields
-    if model_type in _TEXT_PARTS:
-        fields, known = _text_part(whole), _TEXT_PARTS[model_type]
+    return read_decoder_config(fields, context)
+
+
+def read_decoder_config(fields: Fields, context: int | None = None) -> DecoderConfig:
+    """The same for the members of a `config.json`."""
+    model_type = _model_type(fields, (*FAMILIES, *_WRAPPERS))
+    whole, known = fields, text_types(model_type)
+    if known:
+        fields = _text_part(whole)
         model_type = _model_type(fields, known)
-    if model_type != "gpt_oss":  # its checkpoints are MXFP4
+    family = FAMILIES[model_type]
+    if not family.is_mxfp4:
         for part in (whole, fields):
-            _refuse_quantised(part, model_type)
-    return _READERS[model_type](fields, context)
+            _refuse_quantised(part, family.bf16_checkpoints)
+    return family.read(fields, context)
 
 
 def _model_type(fields: Fields, known: Sequence[str]) -> str:
@@ -156,8 +97,8 @@ def _text_part(fields: Fields) -> Fields:
     return text.with_values(**ids, tie_word_embeddings=is_tied)
 
 
-def _refuse_quantised(fields: Fields, model_type: str) -> None:
-    where = _BF16_CHECKPOINTS.get(model_type, "")
+def _refuse_quantised(fields: Fields, bf16_checkpoints: str) -> None:
+    where = f"; {bf16_checkpoints}" if bf16_checkpoints else ""
     for name in ("quantization_config", "compression_config"):
         if fields.get(name) is not None:
             method = fields.part(name).get("quant_method")

@@ -12,9 +12,11 @@ from specqd.config.decoder import (
     read_window,
     windows_of,
 )
+from specqd.config.family import Family
 from specqd.config.fields import Fields
-from specqd.config.qwen3_5 import read_qwen3_5
+from specqd.config.qwen3_5 import qwen_mtp, read_qwen3_5
 from specqd.config.rope import RopeDefaults, with_default_rope
+from specqd.config.tensor_names import EXPERT_STACKS, LLAMA
 from specqd.errors import ConfigError
 from specqd.formats.fp4 import BLOCK
 
@@ -131,3 +133,42 @@ def read_gpt_oss(fields: Fields, context: int | None) -> DecoderConfig:
     experts = read_experts(fields, size=config.intermediate_size, count=128, per_token=4)
     experts = replace(experts, has_router_bias=True, is_mxfp4=True)
     return replace(config, has_sinks=True, experts=experts)
+
+
+_SHARED_EXPERT = replace(
+    LLAMA,
+    shared_gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+    shared_down="mlp.shared_expert.down_proj",
+    shared_gate="mlp.shared_expert_gate",
+)
+FAMILIES = {
+    "mixtral": Family(
+        read_mixtral,
+        replace(
+            LLAMA,
+            router="block_sparse_moe.gate",
+            experts="block_sparse_moe.experts",
+            expert_gate_up=("w1", "w3"),
+            expert_down="w2",
+        ),
+    ),
+    "qwen3_moe": Family(read_qwen3_moe),
+    "gpt_oss": Family(
+        read_gpt_oss,
+        replace(LLAMA, router="mlp.router", expert_gate_up=("gate_up_proj",)),
+        is_mxfp4=True,
+    ),
+    "qwen3_5_moe_text": Family(
+        read_qwen3_5_moe,
+        replace(_SHARED_EXPERT, expert_stacks=EXPERT_STACKS),
+        mtp=qwen_mtp,
+        wrapper="qwen3_5_moe",
+    ),
+    "qwen3_next": Family(
+        read_qwen3_next,
+        replace(
+            _SHARED_EXPERT, recurrent_inputs=("in_proj_qkvz",), recurrent_rates=("in_proj_ba",)
+        ),
+        mtp=qwen_mtp,
+    ),
+}

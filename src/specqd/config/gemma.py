@@ -11,8 +11,10 @@ from specqd.config.decoder import (
     read_window,
     windows_of,
 )
+from specqd.config.family import Family
 from specqd.config.fields import Fields
 from specqd.config.rope import RopeDefaults, read_ropes_by_type, without_ropes
+from specqd.config.tensor_names import NORMS_AROUND
 
 
 def read_gemma2(fields: Fields, context: int | None) -> DecoderConfig:
@@ -84,3 +86,9 @@ def read_gemma_decoder(
         windows=windows,
     )
     return replace(config, norms="both", embedding_scale=sqrt(config.hidden_size))
+
+
+FAMILIES = {
+    "gemma2": Family(read_gemma2, NORMS_AROUND),
+    "gemma3_text": Family(read_gemma3, NORMS_AROUND),
+}

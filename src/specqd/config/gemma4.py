@@ -14,9 +14,11 @@ from specqd.config.decoder import (
     read_window,
     windows_of,
 )
+from specqd.config.family import Family
 from specqd.config.fields import Fields
 from specqd.config.gemma import read_cap, read_gemma_decoder
 from specqd.config.rope import RopeConfig, RopeDefaults, read_ropes_by_type, without_ropes
+from specqd.config.tensor_names import EXPERT_STACKS, LLAMA, NORMS_AROUND
 
 _POSITIONS = 131_072
 _FULL = "full_attention"
@@ -153,3 +155,24 @@ def _read_per_layer(fields: Fields, vocab_size: int) -> PerLayerConfig | None:
     if rows < vocab_size:
         raise fields.wrong("vocab_size_per_layer_input", f"at least vocab_size ({vocab_size})")
     return PerLayerConfig(size, rows)
+
+
+FAMILIES = {
+    "gemma4_text": Family(
+        read_gemma4,
+        replace(
+            NORMS_AROUND,
+            router="router.proj",
+            experts="experts",
+            expert_stacks=EXPERT_STACKS,
+            shared_gate_up=LLAMA.gate_up,
+            shared_down=LLAMA.down,
+            experts_norm="pre_feedforward_layernorm_2",
+            experts_post_norm="post_feedforward_layernorm_2",
+            shared_post_norm="post_feedforward_layernorm_1",
+            router_norm="router.scale",
+            share_scales="router.per_expert_scale",
+        ),
+        wrapper="gemma4",
+    ),
+}

@@ -13,9 +13,11 @@ from specqd.config.decoder import (
     read_decoder,
     read_experts,
 )
+from specqd.config.family import Family
 from specqd.config.fields import Fields
 from specqd.config.mtp import MtpConfig, read_mtp
 from specqd.config.rope import RopeConfig, RopeDefaults
+from specqd.config.tensor_names import LLAMA, MtpNames
 from specqd.errors import shown
 
 _PANEL = 16  # outputs of a head's products come in panels of this many
@@ -173,3 +175,33 @@ def _sparse_layers(fields: Fields) -> tuple[bool, ...]:
         return (False, *[True] * (layers - 1))
     types = fields.kinds("mlp_layer_types", layers, ("dense", "sparse"))
     return tuple(kind == "sparse" for kind in types)
+
+
+_SHARED_EXPERTS = replace(
+    LLAMA,
+    shared_gate_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
+    shared_down="mlp.shared_experts.down_proj",
+)
+
+
+def _numbered_mtp(layers: int) -> MtpNames:
+    """The layer follows the model's own ones, and is numbered as they are."""
+    at = f"{LLAMA.layers}.{layers}."
+    return MtpNames(
+        prefix=at,
+        layers=LLAMA.layers,
+        embedding_norm=f"{at}enorm",
+        hidden_norm=f"{at}hnorm",
+        projection=f"{at}eh_proj",
+        final_norm=f"{at}shared_head.norm",
+        index=layers,
+        feed_forward_of=-1,
+        repeated=(f"{at}embed_tokens.weight", f"{at}shared_head.head.weight"),
+    )
+
+
+FAMILIES = {
+    "glm4_moe": Family(read_glm4_moe, _SHARED_EXPERTS, _numbered_mtp),
+    "glm4_moe_lite": Family(read_glm4_moe_lite, _SHARED_EXPERTS, _numbered_mtp),
+    "deepseek_v3": Family(read_deepseek_v3, _SHARED_EXPERTS, _numbered_mtp),
+}

@@ -9,9 +9,11 @@ from specqd.config.decoder import (
     read_decoder,
     read_experts,
 )
+from specqd.config.family import Family
 from specqd.config.fields import Fields
 from specqd.config.recurrent import MOST_TAPS, ConvolutionConfig, read_recurrent_layers
 from specqd.config.rope import RopeDefaults
+from specqd.config.tensor_names import LLAMA
 
 _MOST_WIDTH = 2**31 - 1
 
@@ -88,3 +90,33 @@ def _layer_types(fields: Fields) -> object:
     if not set(full) & set(layers):
         raise fields.error("full_attn_idxs", "has no layer; one layer at least needs attention")
     return ["full_attention" if layer in full else "conv" for layer in layers]
+
+
+_LFM2 = replace(
+    LLAMA,
+    final_norm="model.embedding_norm",
+    attention_norm="operator_norm",
+    feed_forward_norm="ffn_norm",
+    query_norm="self_attn.q_layernorm",
+    key_norm="self_attn.k_layernorm",
+    output="self_attn.out_proj",
+    gate_up=("feed_forward.w1", "feed_forward.w3"),
+    down="feed_forward.w2",
+    recurrent="conv",
+    recurrent_inputs=("in_proj",),
+    convolution="conv",
+)
+FAMILIES = {
+    "lfm2": Family(read_lfm2, _LFM2),
+    "lfm2_moe": Family(
+        read_lfm2_moe,
+        replace(
+            _LFM2,
+            router="feed_forward.gate",
+            experts="feed_forward.experts",
+            expert_gate_up=("w1", "w3"),
+            expert_down="w2",
+            choice_bias="feed_forward.expert_bias",
+        ),
+    ),
+}

@@ -11,6 +11,7 @@ from specqd.config.decoder import (
     read_window,
     windows_of,
 )
+from specqd.config.family import Family
 from specqd.config.fields import Fields
 from specqd.config.mtp import MtpConfig, read_mtp
 from specqd.config.rope import (
@@ -20,6 +21,7 @@ from specqd.config.rope import (
     with_default_rope,
     without_ropes,
 )
+from specqd.config.tensor_names import LLAMA, NORMS_AFTER, NORMS_AROUND, MtpNames
 from specqd.errors import shown
 
 _MINISTRAL3_ROPE = {
@@ -237,3 +239,51 @@ def read_phi3(fields: Fields, context: int | None) -> DecoderConfig:
         rope=RopeDefaults(share=1.0),
         window=read_window(fields, 0),
     )
+
+
+def _mimo_mtp(_: int) -> MtpNames:
+    at = "model.mtp_layers.0"  # holds the other modules too
+    return MtpNames(
+        prefix="model.mtp_layers.",
+        layers="model.mtp_layers",
+        embedding_norm=f"{at}.token_layernorm",
+        hidden_norm=f"{at}.hidden_layernorm",
+        projection=f"{at}.input_proj",
+        final_norm=f"{at}.final_layernorm",
+    )
+
+
+FAMILIES = {
+    "llama": Family(read_llama),
+    "mistral": Family(read_mistral, wrapper="mistral3"),
+    "ministral3": Family(
+        read_ministral3,
+        wrapper="mistral3",
+        bf16_checkpoints="those of Ministral 3 have names that end in -BF16",
+    ),
+    "qwen2": Family(read_qwen2),
+    "qwen3": Family(read_qwen3),
+    "mimo": Family(read_mimo, mtp=_mimo_mtp),
+    "olmo2": Family(read_olmo2, NORMS_AFTER),
+    "olmo3": Family(read_olmo3, NORMS_AFTER),
+    "granite": Family(read_granite),
+    "granitemoehybrid": Family(
+        read_granitemoehybrid,
+        replace(LLAMA, gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear"),
+    ),
+    "glm4": Family(
+        read_glm4,
+        replace(
+            NORMS_AROUND,
+            attention_post_norm="post_self_attn_layernorm",
+            feed_forward_norm="post_attention_layernorm",
+            feed_forward_post_norm="post_mlp_layernorm",
+            gate_up=("mlp.gate_up_proj",),
+        ),
+    ),
+    "smollm3": Family(read_smollm3),
+    "phi3": Family(
+        read_phi3,
+        replace(LLAMA, query_key_value=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
+    ),
+}

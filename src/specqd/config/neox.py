@@ -9,8 +9,10 @@ from specqd.config.decoder import (
     read_decoder,
     read_window,
 )
+from specqd.config.family import Family
 from specqd.config.fields import Fields
 from specqd.config.rope import RopeDefaults
+from specqd.config.tensor_names import LLAMA
 
 
 def read_gpt_neox(fields: Fields, context: int | None) -> DecoderConfig:
@@ -83,3 +85,28 @@ def _read_gelu(fields: Fields, default: str) -> Activation:
     if activation not in ("gelu", "gelu_tanh"):
         raise fields.wrong("hidden_act", "gelu, gelu_new, gelu_fast or gelu_pytorch_tanh")
     return activation
+
+
+FAMILIES = {
+    "starcoder2": Family(read_starcoder2, replace(LLAMA, gate_up=("mlp.c_fc",), down="mlp.c_proj")),
+    "gpt_neox": Family(
+        read_gpt_neox,
+        replace(
+            LLAMA,
+            embedding="gpt_neox.embed_in",
+            layers="gpt_neox.layers",
+            final_norm="gpt_neox.final_layer_norm",
+            head="embed_out",
+            query_key_value=("attention.query_key_value",),
+            fused_by_head=True,
+            output="attention.dense",
+            gate_up=("mlp.dense_h_to_4h",),
+            down="mlp.dense_4h_to_h",
+        ),
+    ),
+    "stablelm": Family(
+        read_stablelm,
+        replace(LLAMA, query_norm="self_attn.q_layernorm", key_norm="self_attn.k_layernorm"),
+        shares_norm=True,
+    ),
+}

@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 from specqd.config.decoder import DecoderConfig, layer_count, read_decoder
+from specqd.config.family import Family
 from specqd.config.fields import Fields
 from specqd.config.mtp import MtpConfig, read_mtp
 from specqd.config.recurrent import MOST_TAPS, DeltaConfig, read_recurrent_layers
 from specqd.config.rope import RopeDefaults
+from specqd.config.tensor_names import MtpNames
 
 _RECURRENT = "linear_attention"
 _LARGEST_HEAD = 256  # of recurrent layers
@@ -59,3 +61,17 @@ def _read_delta(fields: Fields) -> DeltaConfig:
         fields = fields.with_values(layer_types=types)
     recurrent = read_recurrent_layers(fields, layers, _RECURRENT, older=("mamba",))
     return DeltaConfig(key_heads, value_heads, key_dim, value_dim, taps, recurrent)
+
+
+def qwen_mtp(_: int) -> MtpNames:
+    return MtpNames(
+        prefix="mtp.",
+        layers="mtp.layers",
+        embedding_norm="mtp.pre_fc_norm_embedding",
+        hidden_norm="mtp.pre_fc_norm_hidden",
+        projection="mtp.fc",
+        final_norm="mtp.norm",
+    )
+
+
+FAMILIES = {"qwen3_5_text": Family(read_qwen3_5, mtp=qwen_mtp, wrapper="qwen3_5")}

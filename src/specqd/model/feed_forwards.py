@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from specqd import _native
 from specqd.config import DecoderConfig, ExpertsConfig
+from specqd.config.tensor_names import TensorNames
 from specqd.formats.bf16 import widened
 from specqd.model.importance import Importance, LayerInputs
 from specqd.model.loader import Loader, Source, Stack
 from specqd.model.mxfp4_experts import Mxfp4Experts
-from specqd.model.tensor_names import TensorNames
 
 
 class FeedForwardReader:

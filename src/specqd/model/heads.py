@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from specqd import _native
 from specqd.config import DecoderConfig
 from specqd.config.heads import HeadConfig, read_head_config
+from specqd.config.tensor_names import TensorNames
 from specqd.errors import TensorError, shown
 from specqd.formats.fp4 import DraftFormat
 from specqd.formats.safetensors import WEIGHTS, TensorDirectory
@@ -22,7 +23,6 @@ from specqd.model.importance import LayerInputs, MeasuredInputs
 from specqd.model.layers import LayerReader
 from specqd.model.loader import Bits, Loader, Progress
 from specqd.model.model import Model, Precision
-from specqd.model.tensor_names import TensorNames
 
 MAX_ROWS = 128  # of one forward; longer prompts take several
 _LAYERS = ("midlayer.", "layers.0.")  # SpecForge's and AngelSlim's; NVIDIA's and speculators'

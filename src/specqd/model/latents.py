@@ -7,11 +7,11 @@ from numpy.typing import NDArray
 
 from specqd import _native
 from specqd.config.decoder import DecoderConfig, LatentConfig
+from specqd.config.tensor_names import TensorNames
 from specqd.formats.bf16 import widened
 from specqd.model.importance import Importance, LayerInputs
 from specqd.model.loader import HeadPart, Loader, Source
 from specqd.model.mixers import MixerWeights
-from specqd.model.tensor_names import TensorNames
 
 Rows = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 

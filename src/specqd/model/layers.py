@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 from specqd import _native
 from specqd.config import AttentionConfig, DecoderConfig, PerLayerConfig
+from specqd.config.tensor_names import TensorNames
 from specqd.formats.bf16 import widened
 from specqd.model.feed_forwards import FeedForwardReader
 from specqd.model.importance import Importance, LayerInputs, MeasuredInputs
@@ -12,7 +13,6 @@ from specqd.model.latents import LatentReader
 from specqd.model.loader import Bits, Loader, Source
 from specqd.model.mixers import MixerWeights
 from specqd.model.recurrent import RecurrentReader
-from specqd.model.tensor_names import TensorNames
 
 _ONE = 0x3F80  # as BF16 bits
 

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specqd import _native
+from specqd.config.tensor_names import READ_IN_PLACE
 from specqd.errors import TensorError
 from specqd.formats.fp4 import DraftFormat
 from specqd.formats.safetensors import TensorDirectory, WeightSource
 from specqd.model.importance import Importance
 from specqd.model.mxfp4_experts import Mxfp4Experts
 from specqd.model.packed import PackedFile
-from specqd.model.tensor_names import READ_IN_PLACE
 
 Bits = NDArray[np.uint16]
 Progress = Callable[[int, int], None]  # bytes of weights packed so far, total bytes

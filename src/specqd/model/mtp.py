@@ -12,7 +12,9 @@ import numpy as np
 
 from specqd import _native
 from specqd.config import DecoderConfig
+from specqd.config.families import MTP_TYPES, mtp_names_of, names_of
 from specqd.config.mtp import MtpConfig
+from specqd.config.tensor_names import MtpNames
 from specqd.errors import SpecqdWarning, TensorError, shown
 from specqd.formats.fp4 import DraftFormat
 from specqd.formats.safetensors import TensorDirectory
@@ -24,7 +26,6 @@ from specqd.model.layers import LayerReader
 from specqd.model.loader import Loader, Progress
 from specqd.model.model import Model
 from specqd.model.packed import PackedFile, is_packed
-from specqd.model.tensor_names import MTP_TYPES, MtpNames, mtp_names_of, names_of
 from specqd.model.weights import open_loader, open_weights
 
 

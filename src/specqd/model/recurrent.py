@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from specqd import _native
 from specqd.config.decoder import DecoderConfig
 from specqd.config.recurrent import ConvolutionConfig, DeltaConfig
+from specqd.config.tensor_names import TensorNames
 from specqd.model.importance import LayerInputs
 from specqd.model.loader import Bits, Loader, Source
 from specqd.model.mixers import MixerWeights
-from specqd.model.tensor_names import TensorNames
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from specqd import _native
 from specqd.config import DecoderConfig
+from specqd.config.families import names_of
+from specqd.config.tensor_names import text_part
 from specqd.errors import MachineError, SpecqdWarning, TensorError
 from specqd.formats.fp4 import DraftFormat
 from specqd.formats.gguf import is_gguf
@@ -29,7 +31,6 @@ from specqd.model.loader import (
     rounded_bytes,
 )
 from specqd.model.packed import PackedFile, is_packed
-from specqd.model.tensor_names import names_of, text_part
 
 # Bits of a packed weight: at most 20.25 (16 exact, 4.25 draft). In fp4, Gaussian weights take 12.7,
 # SmolLM2-135M 12.8 and Gemma 3 270M 12.9.
