@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from specqd._native import testing
 from specqd.config.rope import RopeConfig
@@ -55,22 +54,6 @@ def tables(name: str, first: int = 0, count: int = POSITIONS) -> Any:
     return testing.rope_tables(rope_spec(ROPES[name], HEAD_DIM), first, count)
 
 
-def reference_frequencies(rope: RopeConfig) -> tuple[NDArray[np.float64], float]:
-    """Angles per position in float64, and the factor on cosine and sine."""
-    scaling = {
-        "rope_type": rope.kind,
-        "factor": rope.factor,
-        "low_freq_factor": rope.low_freq_factor,
-        "high_freq_factor": rope.high_freq_factor,
-        "original_max_position_embeddings": rope.original_max_positions,
-    }
-    scaling["long_factor"] = rope.factors
-    scaling["partial_rotary_factor"] = rope.share
-    config = {"model_type": "phi3", "head_dim": HEAD_DIM, "rope_theta": rope.theta}
-    config |= {"rope_scaling": scaling, "partial_rotary_factor": rope.share}
-    return reference_positions.rope(config, length=rope.original_max_positions + 1)
-
-
 @each_rope
 def test_tables_have_the_recorded_bits(name: str) -> None:
     frequencies, _, cosines, sines = tables(name)
@@ -88,7 +71,7 @@ def test_frequencies_are_those_of_the_definition(name: str) -> None:
     The blend of llama3 magnifies the error of its weight by less than `factor`."""
     rope = ROPES[name]
     frequencies, factor, _, _ = tables(name, 0, 1)
-    exact, exact_factor = reference_frequencies(rope)
+    exact, exact_factor = reference_positions.frequencies_of(rope, HEAD_DIM)
     roundings = 16 * rope.factor
     assert (np.abs(frequencies - exact) <= exact * roundings * 2.0**-24).all()
     assert factor == np.float32(exact_factor)
