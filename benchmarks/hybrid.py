@@ -30,9 +30,8 @@ from specqd._native import Context, Rows
 from specqd.engine.generation import GenerationRequest
 from specqd.engine.reports import Stats
 from specqd.model.model import Model
-from support.family_shapes import FAMILY_SHAPES
-from support.random_models import Shape, bf16_bits
-from support.random_recurrent import draw_recurrent
+from support.families import FAMILY_SHAPES
+from support.random_models import Shape, bf16_bits, draw_recurrent
 
 _HEADS = {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4}
 _COMMON = replace(

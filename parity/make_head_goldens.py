@@ -14,11 +14,11 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 from eagle3 import Eagle3, residuals
 from mtp import Mtp, last_residuals, open_mtp
+from support.families.latent import DEEPSEEK, GLM4_MOE
+from support.families.recurrent import DELTA_NET
 from support.random_heads import HeadShape, make_head
-from support.random_latent import DEEPSEEK, GLM4_MOE
 from support.random_models import ROPE_SCALINGS, Shape, make_model
 from support.random_mtp import make_mtp_model
-from support.random_recurrent import DELTA_NET
 from support.reference import rms_error
 
 ROOT = Path(__file__).resolve().parent.parent / "tests" / "goldens" / "heads"

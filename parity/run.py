@@ -18,14 +18,15 @@ from numpy.typing import NDArray
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 import theirs
-from cases import CASES, PROMPT_LENGTH, SEEDS
+from specqd.config.recurrent import DeltaConfig
 from support import reference
 from support.decided_tokens import decided_tokens
-from support.random_families import RECURRENT
-from support.random_latent import SIGMOID
-from support.random_models import Shape, make_model, read_model
-from support.reference import rms_error
+from support.families import PARITY_SHAPES
+from support.random_models import Shape, make_config, make_model, read_model
+from support.reference import config_of, rms_error
 
+PROMPT_LENGTH = 100  # beyond every window and every original context of rope scalings
+SEEDS = range(5)
 REFERENCE_TOLERANCE = 1e-5  # RMS error over RMS: a few hundred roundings of 6e-8 each
 # transformers solves 64 rows of a recurrence at once in float32, which rounds more than the rule.
 RECURRENT_TOLERANCE = 5e-5
@@ -33,15 +34,18 @@ RECURRENT_TOLERANCE = 5e-5
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--reference-only", action="store_true", help="leave out specqd")
-    with_ours = not parser.parse_args().reference_only
+    parser.add_argument("families", nargs="*", help="model types; without any, all")
+    chosen = parser.parse_args().families
     print(f"{'RMS error over RMS of the logits':48} reference  their BF16       ours")
     ok = True
-    for name, shape in CASES.items():
-        errors = [compare(shape, seed, with_ours) for seed in SEEDS]
+    for name, shape in PARITY_SHAPES.items():
+        if chosen and shape.model_type not in chosen:
+            continue
+        errors = [compare(shape, seed) for seed in SEEDS]
         exact, bf16, ours = zip(*errors, strict=True)
-        tolerance = RECURRENT_TOLERANCE if shape.model_type in RECURRENT else REFERENCE_TOLERANCE
-        is_right = max(exact) <= tolerance and (not with_ours or median(ours) <= median(bf16))
+        is_delta = isinstance(config_of(make_config(shape)).recurrent, DeltaConfig)
+        tolerance = RECURRENT_TOLERANCE if is_delta else REFERENCE_TOLERANCE
+        is_right = max(exact) <= tolerance and median(ours) <= median(bf16)
         verdict = "" if is_right else "  WRONG"
         row = f"{max(exact):9.1e} {median(bf16):11.5f} {median(ours):10.5f}"
         print(f"{name:48} {row}{verdict}", flush=True)
@@ -49,26 +53,27 @@ def main() -> int:
     return 0 if ok else 1
 
 
-def compare(shape: Shape, seed: int, with_ours: bool) -> tuple[float, float, float]:
+def compare(shape: Shape, seed: int) -> tuple[float, float, float]:
     """Relative RMS errors of the reference, of transformers in BF16, and of ours."""
     with tempfile.TemporaryDirectory() as folder:
         directory = make_model(Path(folder), shape, seed)
-        tokens = tokens_for(directory, shape, seed + 1000)
+        tokens = tokens_for(directory, shape, seed + 1000, PROMPT_LENGTH)
         truth = theirs.logits(directory, tokens, "float32")
         config, tensors = read_model(directory)
         return (
             rms_error(reference.logits(config, tensors, tokens), truth),
             rms_error(theirs.logits(directory, tokens, "bfloat16"), truth),
-            rms_error(our_logits(directory, tokens), truth) if with_ours else np.nan,
+            rms_error(our_logits(directory, tokens), truth),
         )
 
 
-def tokens_for(directory: Path, shape: Shape, seed: int) -> list[int]:
-    """Random tokens. A sigmoid's share is large also where its expert is barely chosen, so that
-    chance would decide: there, tokens whose experts are chosen by clear margins."""
-    if shape.model_type in SIGMOID:
-        return decided_tokens(directory, shape, seed, PROMPT_LENGTH)
-    tokens: list[int] = np.random.default_rng(seed).integers(0, shape.vocab, PROMPT_LENGTH).tolist()
+def tokens_for(directory: Path, shape: Shape, seed: int, count: int) -> list[int]:
+    """Random tokens. The routing weight of a sigmoid is large also where its expert is barely
+    chosen, so that chance would decide: there, tokens whose experts are chosen by clear margins."""
+    experts = config_of(make_config(shape)).experts
+    if experts is not None and experts.sigmoids is not None:
+        return decided_tokens(directory, shape, seed, count)
+    tokens: list[int] = np.random.default_rng(seed).integers(0, shape.vocab, count).tolist()
     return tokens
 
 

@@ -10,7 +10,7 @@ from specqd import LLM, SamplingParams
 from specqd.bench.agreement import Agreement, agreement
 from specqd.errors import RequestError
 from specqd.model.model import Model
-from support.family_shapes import FAMILY_SHAPES
+from support.families import FAMILY_SHAPES
 from support.random_models import make_model
 
 POSITIONS = 16

@@ -21,7 +21,7 @@ from specqd.text.calibration import read_calibration
 from specqd.text.tokenizer import Tokenizer
 from support import fp4
 from support.command_line import Refuse, Run
-from support.family_shapes import FAMILY_SHAPES
+from support.families import FAMILY_SHAPES
 from support.random_models import Shape, make_model, read_model
 from support.small_tokenizers import CONFIG, byte_level, saved
 

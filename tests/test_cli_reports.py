@@ -10,7 +10,7 @@ from specqd import LLM, SamplingParams, _native
 from specqd.model.bandwidth import bandwidth_at, measure
 from specqd.model.model import Machine
 from support.command_line import Run
-from support.family_shapes import FAMILY_SHAPES
+from support.families import FAMILY_SHAPES
 from support.random_models import Shape, make_model, tensor_sizes
 
 BIASED = Shape(model_type="llama", has_biases=True, is_tied=True)

@@ -1,7 +1,7 @@
 """config.json of each model type is read as transformers does; unsupported fields are named."""
 
 import json
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +16,7 @@ from specqd.config import (
 )
 from specqd.errors import ConfigError
 from support.config_files import FULL, SHAPE, SLIDING, read, refusal
-from support.random_families import ModelType
+from support.families import FAMILIES
 from support.refusals import done_or_refused
 
 LLAMA = {"model_type": "llama", **SHAPE}
@@ -359,7 +359,7 @@ json_values = st.recursive(
 
 @settings(max_examples=200)
 @given(
-    model_type=st.sampled_from(get_args(ModelType)),
+    model_type=st.sampled_from([*FAMILIES]),
     changes=st.dictionaries(st.sampled_from(FIELDS), json_values, max_size=3),
 )
 def test_any_field_values_are_read_or_refused(tmp_path, model_type, changes):

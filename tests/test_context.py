@@ -10,7 +10,7 @@ import pytest
 from specqd import LLM, SamplingParams, _native
 from specqd.cli import main
 from specqd.errors import RequestError
-from support.family_shapes import FAMILY_SHAPES
+from support.families import FAMILY_SHAPES
 from support.fixtures import a_model
 from support.random_models import Shape, make_model
 

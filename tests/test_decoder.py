@@ -19,7 +19,7 @@ from specqd.model.model import MAX_ROWS, Machine, Model
 from specqd.model.weights import load_weights
 from support import fp4, reference
 from support.decided_tokens import decided_tokens, rounding_error
-from support.family_shapes import FAMILY_SHAPES
+from support.families import FAMILY_SHAPES
 from support.random_models import ROPE_SCALINGS, Shape, make_model, read_model, write_safetensors
 from support.reference import rms_error
 from support.writers import bf16_bits

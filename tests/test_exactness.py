@@ -27,7 +27,7 @@ from support.exactness import (
     Trace,
     open_model,
 )
-from support.family_shapes import FAMILY_SHAPES
+from support.families import FAMILY_SHAPES
 from support.slow import values
 from support.subjects import Request, Subject
 from support.trained_models import SHARED_MODELS

@@ -16,7 +16,7 @@ from specqd.llm.chains import parse_chain
 from specqd.model.model import Machine, Model
 from specqd.model.weights import bytes_to_pack
 from support import reference
-from support.family_shapes import FAMILY_SHAPES
+from support.families import FAMILY_SHAPES
 from support.fp4 import bf16_values
 from support.random_models import make_model, read_model, write_safetensors
 from support.refusals import refused

@@ -16,7 +16,7 @@ from specqd import LLM, SamplingParams
 from specqd.cli import main
 from specqd.config import read_config
 from specqd.errors import SpecqdWarning, TensorError
-from support.family_shapes import GRANITE
+from support.families.norms_after import GRANITE
 from support.gguf_files import convert
 from support.random_models import ROPE_SCALINGS, Shape, make_model, read_model
 from support.trained_models import SHARED_MODELS

@@ -17,7 +17,8 @@ from specqd.errors import MachineError, TensorError
 from specqd.formats.safetensors import TensorDirectory
 from specqd.model.model import Machine, Model
 from specqd.model.weights import bytes_to_pack, require_memory
-from support.family_shapes import FAMILY_SHAPES, GEMMA4
+from support.families import FAMILY_SHAPES
+from support.families.gemma import GEMMA4
 from support.random_models import make_model, read_model
 from support.refusals import refused
 from support.writers import write_safetensors

@@ -15,7 +15,7 @@ from specqd.formats.gguf import GgufFile
 from specqd.formats.gguf_recurrent import logarithms
 from specqd.model.model import Machine, Model
 from specqd.text.backends import NORMAL, WORD_SPLITS, byte_level_backend
-from support.family_shapes import FAMILY_SHAPES
+from support.families import FAMILY_SHAPES
 from support.gguf_files import convert
 from support.random_models import Shape, make_model, read_model
 from support.refusals import refused

@@ -13,7 +13,7 @@ from specqd import LLM, SamplingParams, _native
 from specqd._native import Context, DraftRequest, Level, NoDraft, Rows, Sequence, testing
 from specqd.formats.fp4 import DraftFormat
 from specqd.model.model import Machine, Model
-from support.family_shapes import FAMILY_SHAPES
+from support.families import FAMILY_SHAPES
 from support.kernel_values import BLOCK, PANEL, PORTABLE, bf16_values, tiled
 from support.random_models import (
     Shape,

@@ -16,7 +16,7 @@ from specqd.config import read_generation_defaults
 from specqd.errors import SpecqdError
 from specqd.model.model import Machine, Model
 from specqd.text.tokenizer import Tokenizer
-from support.family_shapes import FAMILY_SHAPES
+from support.families import FAMILY_SHAPES
 from support.gguf_files import convert, model_metadata, tokenizer_metadata
 from support.random_models import ROPE_SCALINGS, Shape, make_config, make_model
 from support.slow import values

@@ -16,7 +16,7 @@ from specqd.model.input_measurement import measure_inputs
 from specqd.model.model import Machine, Model
 from specqd.model.mtp import has_mtp
 from specqd.model.weights import left_out
-from support.family_shapes import FAMILY_SHAPES
+from support.families import FAMILY_SHAPES
 from support.random_models import make_model, read_model, write_safetensors
 from support.refusals import refused
 

@@ -18,7 +18,7 @@ from specqd.model.model import Machine, Model, Precision
 from specqd.model.mtp import MtpFiles, load_mtp
 from specqd.model.weights import open_weights
 from support.engines import preempt_at_random
-from support.family_shapes import FAMILY_SHAPES
+from support.families import FAMILY_SHAPES
 from support.head_texts import Text, check_golden, random_text, texts
 from support.random_models import Shape
 from support.random_mtp import make_mtp_model

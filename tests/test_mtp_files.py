@@ -16,10 +16,10 @@ from specqd.formats.fp4 import DraftFormat
 from specqd.llm.chains import DraftSpec, parse_chain
 from specqd.model.model import Machine, Model, Precision
 from support.command_line import Run
-from support.family_shapes import FAMILY_SHAPES
+from support.families import FAMILY_SHAPES
 from support.head_texts import Text, random_text
 from support.random_models import Shape, Tensors, make_model, read_model
-from support.random_mtp import form_of, make_mtp_model, mtp_tensors
+from support.random_mtp import make_mtp_model, mtp_tensors, names_for
 from support.refusals import refused
 from support.wrapped_models import Naming, wrap_model
 from support.writers import write_safetensors
@@ -27,7 +27,7 @@ from test_mtp import FAMILIES, open_mtp
 
 SHAPES = {"mimo": Shape("qwen2", context=256)}
 SHAPES |= {name: FAMILY_SHAPES[kind] for name, kind in FAMILIES.items()}
-LAYERS = {name: form_of(shape).layer for name, shape in SHAPES.items()}
+LAYERS = {name: names_for(shape).layer for name, shape in SHAPES.items()}
 PARAMS = SamplingParams(max_tokens=8, ignore_eos=True)
 
 
@@ -322,7 +322,7 @@ def test_auto_goes_without_a_layer_of_another_form_and_says_so(
 def test_damage_around_the_layer_is_refused_by_name(
     part: str, kind: str, family: str, directory: Path
 ) -> None:
-    name = f"{getattr(form_of(SHAPES[family]), part)}.weight"
+    name = f"{getattr(names_for(SHAPES[family]), part)}.weight"
     _, tensors = read_model(directory)
     (resize(name, 3, 5) if kind == "shape" else nan(name))(tensors, "")
     write_safetensors(directory / "model.safetensors", tensors)

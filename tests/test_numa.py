@@ -16,7 +16,7 @@ from specqd.formats.safetensors import PACKED_WEIGHTS
 from specqd.model.model import Machine, Model
 from specqd.model.weights import load_weights, require_memory, typical_bytes
 from support.command_line import Run
-from support.family_shapes import FAMILY_SHAPES
+from support.families import FAMILY_SHAPES
 from support.numa import pool_of, write_sysfs
 from support.random_models import Shape, make_model
 

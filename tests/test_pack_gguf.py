@@ -12,7 +12,7 @@ from specqd.config import read_config
 from specqd.model.model import Machine, Model
 from specqd.text.tokenizer import Tokenizer
 from support.command_line import Run
-from support.family_shapes import FAMILY_SHAPES
+from support.families import FAMILY_SHAPES
 from support.gguf_files import Quantised, convert, converted, write_gguf
 from support.random_models import ROPE_SCALINGS, Shape, make_model
 

@@ -19,7 +19,7 @@ from specqd.formats.safetensors import TensorDirectory
 from specqd.llm import LLM
 from specqd.model.model import Machine, Model
 from specqd.model.weights import bytes_to_pack, require_memory
-from support.family_shapes import FAMILY_SHAPES
+from support.families import FAMILY_SHAPES
 from support.random_models import (
     Shape,
     bf16_bits,

@@ -26,7 +26,7 @@ from specqd.model.packed import PackedFile
 from specqd.model.weights import load_weights
 from specqd.sampling import SamplingParams
 from support.command_line import Refuse, Run
-from support.family_shapes import FAMILY_SHAPES
+from support.families import FAMILY_SHAPES
 from support.kernel_values import each_isa
 from support.random_models import (
     BOS,

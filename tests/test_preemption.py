@@ -13,7 +13,7 @@ from specqd.engine.engine import Engine
 from specqd.engine.generation import Generation, GenerationRequest
 from specqd.errors import MachineError, RequestError
 from support.engines import preempt_at_random
-from support.family_shapes import FAMILY_SHAPES
+from support.families import FAMILY_SHAPES
 from support.random_models import Shape, make_model
 
 PAGE = _native.PAGE_POSITIONS

@@ -18,7 +18,7 @@ from specqd.model.model import Machine, Model
 from support.cached_models import PAGE, advance, new_sequence
 from support.exactness import Decoding, Trace, difference
 from support.fake_model import FakeDrafter, Knowing
-from support.family_shapes import FAMILY_SHAPES
+from support.families import FAMILY_SHAPES
 from support.random_models import Shape, make_model
 from support.subjects import Request
 

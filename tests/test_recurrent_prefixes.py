@@ -15,7 +15,7 @@ from specqd.model.model import Machine, Model
 from specqd.model.scoring import score
 from support.cached_models import PAGE, advance, new_sequence
 from support.engines import preempt_at_random, run_to_end
-from support.family_shapes import FAMILY_SHAPES
+from support.families import FAMILY_SHAPES
 from support.fixtures import a_model
 from support.random_models import make_model
 

@@ -18,7 +18,7 @@ from specqd.openai.answers import form_of
 from specqd.openai.requests import Prepared, chat_request, completion_request
 from support.command_line import Run
 from support.engines import run_to_end
-from support.family_shapes import FAMILY_SHAPES
+from support.families import FAMILY_SHAPES
 from support.fixtures import a_model
 from support.openai_client import CHAT, COMPLETIONS, NO_WHITE_SPACE, closed, function
 from support.random_models import EOS, Shape

@@ -10,7 +10,7 @@ from specqd.bench import stages
 from specqd.errors import RequestError
 from specqd.model.model import Machine, Model, Precision
 from support.command_line import Run as RunMain
-from support.family_shapes import FAMILY_SHAPES
+from support.families import FAMILY_SHAPES
 from support.random_models import Shape, make_model
 
 LAYERS = 3

@@ -23,7 +23,7 @@ from specqd.cli import main
 from specqd.cli.suggest import command_for
 from specqd.errors import HubError, RequestError
 from specqd.llm.chains import parse_chain
-from support.family_shapes import FAMILY_SHAPES
+from support.families import FAMILY_SHAPES
 from support.random_models import Shape, make_model, swap_tokens
 
 PARAMS = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)

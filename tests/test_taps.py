@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from specqd._native import Context, Rows
 from specqd.errors import RequestError
 from specqd.model.model import Machine, Model
-from support.family_shapes import FAMILY_SHAPES
+from support.families import FAMILY_SHAPES
 from support.fp4 import bf16_values
 from support.random_models import Shape, make_model, read_model, shorten_model
 from support.refusals import refused

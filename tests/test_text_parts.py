@@ -9,7 +9,7 @@ from specqd.cli import main
 from specqd.config import read_config
 from specqd.errors import ConfigError
 from specqd.model.model import Machine, Model
-from support.family_shapes import FAMILY_SHAPES
+from support.families import FAMILY_SHAPES
 from support.random_models import Shape, make_model
 from support.refusals import refused
 from support.wrapped_models import Naming, wrap_model

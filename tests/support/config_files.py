@@ -19,12 +19,6 @@ SHAPE = {
 }
 SLIDING, FULL = "sliding_attention", "full_attention"
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
-GRANITE_DENSE = {
-    "num_local_experts": 0,
-    "shared_intermediate_size": 33,
-    "layer_types": ["attention"] * 4,
-    "mlp_bias": True,  # means nothing here
-}
 
 
 def read(directory: Path, config: Any, **changes: Any) -> DecoderConfig:

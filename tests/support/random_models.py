@@ -5,7 +5,6 @@ import math
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -13,21 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from support import random_gemma4 as gemma4
-from support.random_families import (
-    ARCHITECTURES,
-    BYTES,
-    NORMS_AFTER,
-    PER_LAYER,
-    ROUTERS,
-    ZERO_CENTRED,
-    ModelType,
-    family_config,
-    module_name,
-    rope_parameters,
-    tensor_sizes,
-)
-from support.random_recurrent import draw_recurrent
+from specqd.config import DecoderConfig
+from specqd.config.families import names_of
+from support.families import FAMILIES
+from support.model_tensors import Sizes, sizes_of
+from support.reference import config_of
+from support.shapes import ROPE_SCALINGS as ROPE_SCALINGS
+from support.shapes import Shape
 from support.writers import bf16_bits, entry, read_raw, write_safetensors
 
 Tensors = dict[str, NDArray[np.uint16] | NDArray[np.uint8]]
@@ -42,45 +33,8 @@ PEAKED_QUIET = 0.8  # on each layer's output, over sqrt(layers)
 PEAKED_PULL = 4.5  # logit of a token's successor, in deviations of the others'
 ROUTER_GAIN = 4.0  # on scores of experts
 
-ROPE_SCALINGS: Mapping[str, Mapping[str, Any]] = {
-    "linear": {"rope_type": "linear", "factor": 2.5},
-    "llama3": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    },
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The shape and traits of a random model.
-
-    Peaked models choose tokens by wide margins: greedy choices of the fp4 precision agree with the
-    exact ones at 40 to 95 % of positions, at temperature 0.8 too.
-    """
-
-    model_type: ModelType = "llama"
-    hidden: int = 64
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 16
-    ffn: int = 160
-    layers: int = 2
-    vocab: int = 320
-    context: int = 512
-    window: int | None = None  # on every layer of mistral, on all but the first of qwen2 and qwen3
-    rope_theta: float = 10000.0
-    rope_scaling: Mapping[str, Any] | None = None
-    is_tied: bool = False
-    has_biases: bool = False  # where the family allows them; qwen2 always has them for q, k and v
-    is_peaked: bool = False
-    spells_rope_parameters: bool = False  # the spelling of transformers 5
-    extra: Mapping[str, Any] = field(default_factory=dict)  # further entries of config.json
-
+BYTES = ("_blocks", "_scales")  # tensors of MXFP4
+PER_LAYER = ("layer_types", "no_rope_layers", "mlp_layer_types")  # entries that list layers
 
 PACKED_SHAPE = Shape("llama", ffn=95, vocab=301, has_biases=True)
 
@@ -114,7 +68,7 @@ def shorten_model(directory: Path, model: Path, layers: int) -> Path:
     shutil.copytree(model, directory, ignore=shutil.ignore_patterns("*.safetensors"))
     config, tensors = read_model(model)
     per_layer = {name: config[name][:layers] for name in PER_LAYER if name in config}
-    shared = gemma4.shorten(config, tensors, layers)
+    shared = _shorten_per_layer(config, tensors, layers)
     fewer = {**per_layer, **shared, "num_hidden_layers": layers}
     _write_json(directory / "config.json", config | fewer)
     kept = {
@@ -126,55 +80,103 @@ def shorten_model(directory: Path, model: Path, layers: int) -> Path:
     return directory
 
 
+def _shorten_per_layer(
+    config: Mapping[str, Any], tensors: Tensors, layers: int
+) -> Mapping[str, Any]:
+    """Cuts per-layer embeddings to the first `layers` in place; returns changes of the config."""
+    read = config_of(config)
+    names, per_layer = names_of(read), read.per_layer
+    if per_layer is not None:
+        kept = layers * per_layer.size
+        table, projection = f"{names.per_layer_table}.weight", f"{names.per_layer_embedding}.weight"
+        tensors[table] = tensors[table][:, :kept]
+        tensors[projection] = tensors[projection][:kept]
+    if "num_kv_shared_layers" not in config:
+        return {}
+    unshared = read.num_layers - config["num_kv_shared_layers"]
+    return {"num_kv_shared_layers": max(0, layers - unshared)}
+
+
 def make_config(shape: Shape) -> dict[str, Any]:
-    architecture = ARCHITECTURES.get(shape.model_type, shape.model_type.capitalize())
+    """The content of config.json: the entries of all families, of which each reads its own."""
     config: dict[str, Any] = {
-        "architectures": [f"{architecture}ForCausalLM"],
         "model_type": shape.model_type,
         "hidden_size": shape.hidden,
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.head_dim,
-        "intermediate_size": shape.ffn,
         "num_hidden_layers": shape.layers,
         "vocab_size": shape.vocab,
+        "vocab_size_per_layer_input": shape.vocab,
         "max_position_embeddings": shape.context,
         "rms_norm_eps": 1e-6,
-        "hidden_act": "silu",
         "tie_word_embeddings": shape.is_tied,
         "bos_token_id": BOS,
         "eos_token_id": EOS,
         "pad_token_id": None,
         "torch_dtype": "bfloat16",
     }
-    if shape.spells_rope_parameters:
-        scaling = shape.rope_scaling or {"rope_type": "default"}
-        config["rope_parameters"] = rope_parameters(
-            shape, {"rope_theta": shape.rope_theta, **scaling}
-        )
-    elif shape.model_type != "gemma4_text":  # has the new spelling alone
-        config["rope_theta"] = shape.rope_theta
-        config["rope_scaling"] = dict(shape.rope_scaling) if shape.rope_scaling else None
-    return config | family_config(shape)
+    widths = ("intermediate_size", "moe_intermediate_size", "shared_intermediate_size")
+    biases = ("attention_bias", "mlp_bias", "use_bias", "use_qkv_bias", "conv_bias")
+    config |= dict.fromkeys(widths, shape.ffn) | dict.fromkeys(biases, shape.has_biases)
+    if shape.window is not None:
+        config |= {"sliding_window": shape.window}
+        config |= {"use_sliding_window": True, "max_window_layers": 1}
+    return config | _rope(shape) | dict(_entries(shape)) | dict(shape.extra)
+
+
+def _entries(shape: Shape) -> Mapping[str, Any]:
+    family = FAMILIES.get(shape.model_type)
+    return family.entries if family else {}
+
+
+def _rope(shape: Shape) -> dict[str, Any]:
+    theta, scaling = shape.rope_theta, dict(shape.rope_scaling or {})
+    if theta is None:
+        return {}
+    if not shape.spells_rope_parameters:
+        return {
+            "rope_theta": theta,
+            "rotary_emb_base": theta,
+            "rope_scaling": scaling or None,
+        }
+    rope = {"rope_theta": theta, "rope_type": "default", **scaling}
+    if not FAMILIES[shape.model_type].has_ropes_by_type:
+        return {"rope_parameters": rope}
+    local = {"rope_type": "default", "rope_theta": 500.0}
+    return {"rope_parameters": {"full_attention": rope, "sliding_attention": local}}
+
+
+def tensor_sizes(shape: Shape) -> Sizes:
+    """Names and sizes of tensors in file order."""
+    return sizes_of(config_of(make_config(shape)))
 
 
 def make_tensors(shape: Shape, seed: int) -> Tensors:
     """Gaussian BF16 weights by their Hugging Face names, scaled so that activations stay near 1."""
     rng = np.random.default_rng(seed)
-    weights = {name: draw(rng, shape, name, size) for name, size in tensor_sizes(shape)}
+    config = config_of(make_config(shape))
+    weights = {name: draw(rng, config, name, size) for name, size in sizes_of(config)}
     if shape.is_peaked:
-        _peak(rng, shape, weights)
-    head = "model.embed_tokens.weight" if shape.is_tied else "lm_head.weight"
-    weights[module_name(shape, head)][[BOS, EOS]] = 0  # no sequence ends by chance
+        _peak(rng, config, weights)
+    weights[_head(config)][[BOS, EOS]] = 0  # no sequence ends by chance
     return {
         name: weight.astype(np.uint8) if name.endswith(BYTES) else bf16_bits(weight)
         for name, weight in weights.items()
     }
 
 
+def _head(config: DecoderConfig) -> str:
+    """The name of the output head's tensor."""
+    names = names_of(config)
+    return f"{names.embedding if config.tied_embeddings else names.head}.weight"
+
+
 def draw(
-    rng: np.random.Generator, shape: Shape, name: str, size: tuple[int, ...]
+    rng: np.random.Generator, config: DecoderConfig, name: str, size: tuple[int, ...]
 ) -> NDArray[np.float32]:
+    """A tensor of a model, or of an MTP layer, by the end of its name."""
+    names = names_of(config)
     if name.endswith("_blocks"):
         return rng.integers(0, 256, size).astype(np.float32)
     if name.endswith("_scales"):  # codes have an RMS of about 3, blocks 32 weights
@@ -185,47 +187,63 @@ def draw(
     noise = rng.standard_normal(size, np.float32)
     if name.endswith(("bias", "sinks")):
         return np.float32(0.3) * noise
-    if name.endswith("q_norm.weight") and shape.model_type == "gemma4_text":  # scores have no scale
+    if name.endswith("q_norm.weight") and config.attention_scale == 1.0:  # scores have no scale
         return (2 + np.float32(0.4) * noise) / np.float32(np.sqrt(size[0]))
     if len(size) == 1:  # a norm
-        return (shape.model_type not in ZERO_CENTRED) + np.float32(0.2) * noise
-    # Large router scores give an expert that is barely chosen a small share.
-    gain = ROUTER_GAIN if name.endswith(ROUTERS) else 1.0
-    if name.endswith("router.proj.weight"):  # its inputs are divided by as much
-        gain *= math.sqrt(shape.hidden)
+        return np.float32(1 - config.norm_offset) + np.float32(0.2) * noise
+    # Large router scores give an expert that is barely chosen a small routing weight.
+    gain = ROUTER_GAIN if name.endswith(f"{names.router}.weight") else 1.0
+    if gain > 1 and names.router_norm:  # its inputs are divided by as much
+        gain *= math.sqrt(config.hidden_size)
     return noise / np.float32(np.sqrt(size[-1]) / gain)
 
 
-def _peak(rng: np.random.Generator, shape: Shape, weights: dict[str, NDArray[np.float32]]) -> None:
+def draw_recurrent(
+    rng: np.random.Generator, name: str, size: tuple[int, ...]
+) -> NDArray[np.float32] | None:
+    """Decays from none to all of a state, as in trained models; None for other tensors."""
+    if name.endswith("A_log"):
+        drawn = np.log(rng.uniform(0.01, 16, size))
+    elif name.endswith("dt_bias"):
+        drawn = rng.uniform(-6, 1, size)
+    elif name.endswith(("conv1d.weight", "conv.conv.weight")):
+        drawn = rng.normal(0, 0.5, size)
+    elif name.endswith("linear_attn.norm.weight"):
+        drawn = rng.normal(1, 0.2, size)
+    else:
+        return None
+    return drawn.astype(np.float32)
+
+
+def _peak(
+    rng: np.random.Generator, config: DecoderConfig, weights: dict[str, NDArray[np.float32]]
+) -> None:
     """Widens margins in place: smaller outputs of layers, larger logits and, where the head is not
     tied, a successor for each token along one cycle through the vocabulary."""
-    centre = np.float32(shape.model_type in ZERO_CENTRED)
+    names = names_of(config)
 
     def scale(name: str, factor: float) -> None:
         is_norm = weights[name].ndim == 1 and not name.endswith("bias")
-        offset = centre if is_norm else np.float32(0)
+        offset = np.float32(config.norm_offset if is_norm else 0)
         weights[name][...] = np.float32(factor) * (offset + weights[name]) - offset
 
-    final_norm = module_name(shape, "model.norm")
-    attention = ("self_attn.o_proj", "linear_attn.out_proj", "conv.out_proj")
-    modules = (*attention, "mlp.down_proj", ".down_proj", ".w2")
-    outputs = [module_name(shape, f"{name}.weight") for name in modules] + ["experts.down_proj"]
-    if shape.model_type in NORMS_AFTER:
-        outputs = [f"{name}.weight" for name in NORMS_AFTER[shape.model_type]]
-    first_layer = module_name(shape, "model.layers.0.")
+    modules = [names.output, f"{names.recurrent}.out_proj", names.down, ".down_proj", ".w2"]
+    if names.attention_post_norm is not None:
+        modules = [names.attention_post_norm, names.feed_forward_post_norm or ""]
+        modules.append(names.per_layer_post_norm)
+    outputs = (*(f"{name}.weight" for name in modules), "experts.down_proj")
     for name in weights:
-        if name.startswith(final_norm):
+        if name.startswith(names.final_norm):
             scale(name, PEAKED_GAIN)
-        is_kept = shape.is_tied and name.startswith(first_layer)
-        if name.endswith(tuple(outputs)) and not is_kept:
-            scale(name, PEAKED_QUIET / np.sqrt(shape.layers))
-    if not shape.is_tied:
-        embedding = weights[module_name(shape, "model.embed_tokens.weight")]
-        embedding *= np.float32(np.sqrt(shape.hidden))
-        cycle = rng.permutation(shape.vocab)
-        pull = np.float32(PEAKED_PULL / shape.hidden)
-        head = weights[module_name(shape, "lm_head.weight")]
-        head[np.roll(cycle, -1)] += pull * embedding[cycle]
+        is_kept = config.tied_embeddings and name.startswith(f"{names.layers}.0.")
+        if name.endswith(outputs) and not is_kept:
+            scale(name, PEAKED_QUIET / np.sqrt(config.num_layers))
+    if not config.tied_embeddings:
+        embedding = weights[f"{names.embedding}.weight"]
+        embedding *= np.float32(np.sqrt(config.hidden_size))
+        cycle = rng.permutation(config.vocab_size)
+        pull = np.float32(PEAKED_PULL / config.hidden_size)
+        weights[_head(config)][np.roll(cycle, -1)] += pull * embedding[cycle]
 
 
 def safetensors_header(sizes: Mapping[str, tuple[int, ...]]) -> bytes:

@@ -13,9 +13,9 @@ from specqd.config import read_config
 from specqd.errors import HubError
 from specqd.hub import shipped_model
 from specqd.text.tokenizer import Tokenizer
-from support.family_shapes import FAMILY_SHAPES
+from support.families import FAMILY_SHAPES, PLAIN, SMALL_SHAPES
 from support.random_heads import HeadShape, make_head
-from support.random_models import ROPE_SCALINGS, Shape, make_model, shorten_model
+from support.random_models import Shape, make_model, shorten_model
 
 SAMPLINGS: Mapping[str, Mapping[str, float]] = {
     "greedy": {},
@@ -106,20 +106,10 @@ class Subject:
 
 
 RANDOM_SHAPES: Mapping[str, Shape] = {
-    "llama": Shape(
-        "llama", context=1024, rope_scaling=ROPE_SCALINGS["llama3"], has_biases=True, is_peaked=True
-    ),
-    "mistral": Shape(
-        "mistral", hidden=112, heads=7, kv_heads=1, head_dim=40, ffn=172, vocab=333, context=1024,
-        window=50, is_peaked=True,
-    ),
-    "qwen3": Shape(
-        "qwen3", layers=3, context=1024, window=70, rope_scaling=ROPE_SCALINGS["yarn"],
-        is_tied=True, is_peaked=True,
-    ),
+    **{name: SMALL_SHAPES[name] for name in PLAIN},
     "hybrid": FAMILY_SHAPES["qwen3_5_text"],
     "convolutions": FAMILY_SHAPES["lfm2"],
-}  # fmt: skip
+}
 RECURRENT = ("hybrid", "convolutions")
 EDGES = (31, 32, 33, 63, 64, 65)  # around the anchors of recurrent states
 

@@ -1,0 +1,232 @@
+"""Llama, and families that differ from it by a trait or two."""
+
+from collections.abc import Mapping
+
+from specqd.config import RopeConfig
+from support.config_files import YARN
+from support.families.family import Family
+from support.shapes import ROPE_SCALINGS, Shape
+
+
+def long_rope(pairs: int) -> Mapping[str, object]:
+    """Factors that grow with the wavelength; long factors grow faster."""
+    rising = [1.0 + pair / pairs for pair in range(pairs)]
+    return {
+        "type": "longrope",
+        "short_factor": rising,
+        "long_factor": [factor**3 for factor in rising],
+    }
+
+
+# The queries grow within short texts, by more than in published models.
+MINISTRAL_ROPE = {
+    "rope_type": "yarn",
+    "factor": 16.0,
+    "original_max_position_embeddings": 32,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.4,
+}
+
+FAMILIES = {
+    "llama": Family(
+        shapes={
+            "": Shape(
+                context=1024, rope_scaling=ROPE_SCALINGS["llama3"], has_biases=True, is_peaked=True,
+            ),
+        },
+        parity={
+            "7:1 heads of 40": Shape(
+                hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=172, vocab=301,
+            ),
+            "72, biases, rope llama3": Shape(
+                hidden=144, heads=2, kv_heads=1, head_dim=72, ffn=200, vocab=333, has_biases=True,
+                rope_theta=500000.0, rope_scaling=ROPE_SCALINGS["llama3"],
+            ),
+            "96 tied, rope linear": Shape(
+                hidden=192, heads=4, kv_heads=2, head_dim=96, ffn=300, vocab=290, is_tied=True,
+                rope_scaling=ROPE_SCALINGS["linear"],
+            ),
+            "heads of 64": Shape(hidden=320, heads=5, kv_heads=5, head_dim=64, ffn=428, vocab=301),
+            "4:1 heads of 128": Shape(
+                hidden=256, heads=8, kv_heads=2, head_dim=128, ffn=344, vocab=301,
+            ),
+        },
+    ),
+    "mistral": Family(
+        shapes={
+            "": Shape(
+                hidden=112, heads=7, kv_heads=1, head_dim=40, ffn=172, vocab=333, context=1024,
+                window=50, is_peaked=True,
+            ),
+        },
+        parity={
+            "40, window 17": Shape(
+                hidden=200, heads=5, kv_heads=5, head_dim=40, ffn=260, vocab=307, window=17,
+            ),
+            "7:1 heads of 96, window 33, rope yarn": Shape(
+                hidden=168, heads=7, kv_heads=1, head_dim=96, ffn=190, vocab=270, window=33,
+                rope_scaling=ROPE_SCALINGS["yarn"], spells_rope_parameters=True,
+            ),
+        },
+    ),
+    "ministral3": Family(
+        shapes={
+            "": Shape(
+                hidden=72, heads=3, kv_heads=1, head_dim=40, ffn=84, vocab=271, context=1024,
+                rope_theta=1e6, rope_scaling=MINISTRAL_ROPE, spells_rope_parameters=True,
+                is_peaked=True,
+            ),
+        },
+        parity={
+            "40, queries grow after 32": Shape(
+                hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=260, vocab=307, rope_theta=1e6,
+                rope_scaling=MINISTRAL_ROPE, spells_rope_parameters=True,
+            ),
+            "72 tied, window 21, queries grow after 16": Shape(
+                hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=172, vocab=299, window=21,
+                is_tied=True, rope_theta=1e6, spells_rope_parameters=True,
+                rope_scaling=MINISTRAL_ROPE | {
+                    "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.1,
+                },
+            ),
+        },
+        traits=[
+            (
+                {},
+                {
+                    "ropes": (
+                        RopeConfig(
+                            "yarn", 1e6, 16.0, 16384, mscale=1.0, mscale_all_dim=1.0,
+                            query_growth=0.1,
+                        ),
+                    ) * 4,
+                    "windows": (0,) * 4, "head_dim": 128, "norm_eps": 1e-5, "eos_token_ids": (2,),
+                },
+            ),
+            (
+                {"rope_parameters": YARN | {"llama_4_scaling_beta": None}, "sliding_window": 7},
+                {"ropes": (RopeConfig("yarn", 1e4, 8.0, 64),) * 4, "windows": (7,) * 4},
+            ),
+            (
+                {
+                    "rope_parameters": {
+                        "rope_type": "default", "llama_4_scaling_beta": 0.5,
+                        "original_max_position_embeddings": 9,
+                    },
+                },
+                {
+                    "ropes": (
+                        RopeConfig("default", 1e4, original_max_positions=9, query_growth=0.5),
+                    ) * 4,
+                },
+            ),
+        ],
+        refusals=[
+            (
+                {"rope_parameters": {"llama_4_scaling_beta": 0.1}},
+                ["original_max_position_embeddings is missing"],
+            ),
+        ],
+    ),
+    "qwen2": Family(
+        shapes={
+            "": Shape(
+                hidden=56, heads=7, kv_heads=1, head_dim=40, ffn=84, vocab=271, context=1024,
+                window=60, is_tied=True, rope_theta=1e6, is_peaked=True,
+            ),
+        },
+        parity={
+            "72, window 9": Shape(
+                hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=210, layers=3, vocab=299,
+                window=9, rope_theta=1e6,
+            ),
+            "7:1 heads of 40 tied, rope yarn": Shape(
+                hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=180, vocab=311, is_tied=True,
+                rope_theta=1e6, rope_scaling=ROPE_SCALINGS["yarn"],
+            ),
+        },
+    ),
+    "qwen3": Family(
+        shapes={
+            "": Shape(
+                layers=3, context=1024, window=70, rope_scaling=ROPE_SCALINGS["yarn"], is_tied=True,
+                is_peaked=True,
+            ),
+        },
+        parity={
+            "96 tied": Shape(
+                hidden=100, heads=4, kv_heads=2, head_dim=96, ffn=230, vocab=283, is_tied=True,
+                rope_theta=1e6, spells_rope_parameters=True,
+            ),
+            "7:1 heads of 72, window 21": Shape(
+                hidden=224, heads=7, kv_heads=1, head_dim=72, ffn=170, layers=3, vocab=277,
+                window=21, rope_theta=1e6,
+            ),
+        },
+    ),
+    "smollm3": Family(
+        shapes={
+            "": Shape(
+                hidden=40, heads=2, kv_heads=1, head_dim=24, ffn=60, layers=4, vocab=261,
+                context=1024, rope_theta=2e6, is_peaked=True,
+            ),
+        },
+        parity={
+            "40, 4 layers": Shape(
+                hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=260, layers=4, vocab=307,
+                rope_theta=2e6,
+            ),
+            "96, window 21, tied": Shape(
+                hidden=192, heads=2, kv_heads=1, head_dim=96, ffn=150, layers=3, vocab=299,
+                is_tied=True, has_biases=True, rope_theta=2e6, spells_rope_parameters=True,
+                extra={
+                    "no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 21,
+                },
+            ),
+        },
+        traits=[
+            ({}, {"ropes": (RopeConfig("default", 2e6),) * 3 + (None,), "tied_embeddings": True}),
+            (
+                {"no_rope_layers": [0, 1, 1, 1], "use_sliding_window": True, "sliding_window": 9},
+                {"windows": (9, 0, 0, 0), "ropes": (None, *(RopeConfig("default", 2e6),) * 3)},
+            ),
+        ],
+        refusals=[
+            ({"no_rope_layers": [1]}, ["no_rope_layers", "4 numbers"]),
+        ],
+    ),
+    "phi3": Family(
+        shapes={
+            "": Shape(
+                hidden=80, heads=2, kv_heads=1, head_dim=40, ffn=84, vocab=269, context=1024,
+                rope_scaling=long_rope(15), is_peaked=True,
+                extra={"original_max_position_embeddings": 64, "partial_rotary_factor": 0.75},
+            ),
+        },
+        parity={
+            "40, window 17": Shape(
+                hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=260, vocab=307, window=17,
+                extra={"partial_rotary_factor": 0.75},
+            ),
+            "72, longrope long": Shape(
+                hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=172, vocab=301,
+                rope_scaling=long_rope(36), extra={"original_max_position_embeddings": 64},
+            ),
+            "80, longrope short, partial": Shape(
+                hidden=160, heads=2, kv_heads=1, head_dim=80, ffn=172, vocab=301, context=128,
+                rope_scaling=long_rope(30),
+                extra={"original_max_position_embeddings": 128, "partial_rotary_factor": 0.75},
+            ),
+        },
+        traits=[
+            (
+                {"partial_rotary_factor": 0.75, "sliding_window": 17},
+                {"ropes": (RopeConfig("default", 1e4, share=0.75),) * 4, "windows": (17,) * 4},
+            ),
+        ],
+        refusals=[
+            ({"rope_scaling": {"type": "longrope", "long_factor": [1, -1]}}, ["short_factor"]),
+        ],
+    ),
+}  # fmt: skip

@@ -1,0 +1,126 @@
+"""Families with layer norms."""
+
+from specqd.config import RopeConfig
+from support.families.family import Family
+from support.shapes import Shape
+
+FAMILIES = {
+    "starcoder2": Family(
+        shapes={
+            "": Shape(
+                hidden=72, heads=3, kv_heads=1, head_dim=24, ffn=84, vocab=271, context=1024,
+                window=60, is_tied=True, has_biases=True, is_peaked=True,
+            ),
+        },
+        parity={
+            "40, window 17": Shape(
+                hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=260, vocab=307, window=17,
+                is_tied=True, has_biases=True,
+            ),
+            "72 without biases": Shape(
+                hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=172, vocab=301,
+            ),
+        },
+        traits=[
+            (
+                {"num_key_value_heads": None},
+                {
+                    "norm": "layer", "is_gated": False, "activation": "gelu_tanh", "qkv_bias": True,
+                    "mlp_bias": True, "windows": (0,) * 4, "num_kv_heads": 8, "norm_eps": 1e-5,
+                },
+            ),
+            ({"use_bias": False, "norm_epsilon": 0.5}, {"output_bias": False, "norm_eps": 0.5}),
+        ],
+        refusals=[
+            ({"hidden_act": "swish"}, ["hidden_act is 'swish'", "gelu_new"]),
+        ],
+    ),
+    "gpt_neox": Family(
+        shapes={
+            "": Shape(
+                hidden=72, heads=3, kv_heads=3, head_dim=24, ffn=84, vocab=271, context=1024,
+                has_biases=True, extra={"rotary_pct": 0.25}, is_peaked=True,
+            ),
+        },
+        parity={
+            "40, a quarter rotated": Shape(
+                hidden=280, heads=7, kv_heads=7, head_dim=40, ffn=172, vocab=301, has_biases=True,
+                extra={"rotary_pct": 0.25},
+            ),
+            "72, serial, tied": Shape(
+                hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=200, vocab=333, is_tied=True,
+                extra={"use_parallel_residual": False, "rotary_pct": 0.5},
+            ),
+        },
+        traits=[
+            (
+                {"rotary_pct": 0.5, "rotary_emb_base": 500, "num_key_value_heads": 8},
+                {
+                    "norm": "layer", "is_gated": False, "activation": "gelu", "is_parallel": True,
+                    "ropes": (RopeConfig("default", 500.0, share=0.5),) * 4, "mlp_bias": True,
+                },
+            ),
+            (
+                {
+                    "rope_parameters": {"partial_rotary_factor": 0.25, "rope_theta": 7.0},
+                    "num_key_value_heads": None,
+                },
+                {"ropes": (RopeConfig("default", 7.0, share=0.25),) * 4},
+            ),
+            (
+                {
+                    "use_parallel_residual": False, "attention_bias": False,
+                    "num_key_value_heads": None,
+                },
+                {"is_parallel": False},
+            ),
+        ],
+        refusals=[
+            ({"rotary_pct": 0.1}, ["rotary_pct is 0.1", "even"]),
+            ({"hidden_act": "silu"}, ["hidden_act is 'silu'", "gelu_new"]),
+            ({"num_key_value_heads": 2}, ["num_key_value_heads is 2", "8"]),
+        ],
+    ),
+    "stablelm": Family(
+        shapes={
+            "": Shape(
+                hidden=72, heads=3, kv_heads=3, head_dim=24, ffn=84, vocab=271, context=1024,
+                is_peaked=True,
+                extra={
+                    "use_parallel_residual": True, "qk_layernorm": True,
+                    "partial_rotary_factor": 0.25,
+                },
+            ),
+        },
+        parity={
+            "40": Shape(
+                hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=172, vocab=301, has_biases=True,
+                extra={"partial_rotary_factor": 0.25},
+            ),
+            "4:1 heads of 160, norms by head": Shape(
+                hidden=640, heads=4, kv_heads=1, head_dim=160, ffn=432, vocab=301,
+                extra={
+                    "use_parallel_residual": True, "qk_layernorm": True,
+                    "partial_rotary_factor": 0.25,
+                },
+            ),
+            "72, parallel, norms by head": Shape(
+                hidden=288, heads=4, kv_heads=2, head_dim=72, ffn=200, vocab=333,
+                extra={
+                    "use_parallel_residual": True, "qk_layernorm": True,
+                    "partial_rotary_factor": 0.5,
+                },
+            ),
+        },
+        traits=[
+            (
+                {"qk_layernorm": True, "use_qkv_bias": True},
+                {
+                    "norm": "layer", "qk_norm": "each", "qkv_bias": True, "output_bias": False,
+                    "mlp_bias": False, "is_parallel": False,
+                    "ropes": (RopeConfig("default", 1e4, share=0.25),) * 4,
+                },
+            ),
+        ],
+    ),
+}  # fmt: skip

@@ -1,0 +1,213 @@
+"""Families with norms after their blocks or with scales: OLMo, Granite, GLM 4."""
+
+from specqd.config import RopeConfig
+from support.config_files import FULL, SLIDING, YARN
+from support.families.family import Family
+from support.shapes import ROPE_SCALINGS, Shape
+
+GRANITE = {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.02,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 0.25,
+}
+GRANITE_DENSE = {
+    "num_local_experts": 0,
+    "shared_intermediate_size": 33,
+    "layer_types": ["attention"] * 4,
+    "mlp_bias": True,  # means nothing here
+}
+
+FAMILIES = {
+    "olmo2": Family(
+        shapes={
+            "": Shape(
+                hidden=72, heads=3, kv_heads=1, head_dim=24, ffn=84, vocab=271, context=1024,
+                is_peaked=True,
+            ),
+        },
+        parity={
+            "7:1 heads of 40": Shape(
+                hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=172, vocab=301,
+                rope_theta=500000.0,
+            ),
+            "72, biases, rope yarn": Shape(
+                hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=200, vocab=333, has_biases=True,
+                rope_scaling=ROPE_SCALINGS["yarn"], spells_rope_parameters=True,
+            ),
+        },
+        traits=[
+            ({}, {"norms": "after", "qk_norm": "row", "norm_eps": 1e-5}),
+        ],
+        refusals=[
+            ({"clip_qkv": 8.0}, ["clip_qkv is 8.0"]),
+        ],
+    ),
+    "olmo3": Family(
+        has_ropes_by_type=True,
+        shapes={
+            "": Shape(
+                hidden=72, heads=3, kv_heads=1, head_dim=24, ffn=84, layers=4, vocab=271,
+                context=1024, window=50, rope_theta=5e5, rope_scaling=ROPE_SCALINGS["yarn"],
+                is_peaked=True,
+            ),
+        },
+        parity={
+            "7:1 heads of 40, rope yarn, window 17": Shape(
+                hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=172, layers=4, vocab=301,
+                window=17, rope_theta=500000.0, rope_scaling=ROPE_SCALINGS["yarn"],
+            ),
+            "72, biases, rope parameters by layer type": Shape(
+                hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=200, layers=3, vocab=333,
+                window=33, has_biases=True, rope_theta=1e6, rope_scaling=ROPE_SCALINGS["llama3"],
+                spells_rope_parameters=True,
+                extra={"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+            ),
+        },
+        traits=[
+            (
+                {"num_hidden_layers": 5, "rope_theta": 1e6, "rope_scaling": YARN},
+                {
+                    "norms": "after", "qk_norm": "row", "norm_eps": 1e-5,
+                    "windows": (4096, 4096, 4096, 0, 4096),
+                    "ropes": (
+                        *(RopeConfig("default", 1e6),) * 3, RopeConfig("yarn", 1e6, 8.0, 64),
+                        RopeConfig("default", 1e6),
+                    ),
+                },
+            ),
+            (
+                {
+                    "layer_types": [FULL, SLIDING, SLIDING, FULL], "sliding_window": 7,
+                    "rope_parameters": {FULL: YARN, SLIDING: {"rope_theta": 10.0}},
+                },
+                {
+                    "windows": (0, 7, 7, 0),
+                    "ropes": (
+                        RopeConfig("yarn", 5e5, 8.0, 64), *(RopeConfig("default", 10.0),) * 2,
+                        RopeConfig("yarn", 5e5, 8.0, 64),
+                    ),
+                },
+            ),
+        ],
+        refusals=[
+            ({"sliding_window": None}, ["sliding_window is off"]),
+            (
+                {"rope_parameters": YARN},
+                ["rope_parameters.rope_type stands outside full_attention"],
+            ),
+        ],
+    ),
+    "granite": Family(
+        shapes={
+            "": Shape(
+                hidden=56, heads=7, kv_heads=1, head_dim=40, ffn=84, vocab=263, context=1024,
+                has_biases=True, extra=GRANITE | {"logits_scaling": 1.5}, is_peaked=True,
+            ),
+        },
+        parity={
+            "40 tied": Shape(
+                hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=260, vocab=307, is_tied=True,
+                extra=GRANITE,
+            ),
+            "72, biases": Shape(
+                hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=172, vocab=299, has_biases=True,
+                extra={**GRANITE, "logits_scaling": 3.0},
+            ),
+        },
+        traits=[
+            (
+                {"residual_multiplier": 0.22, "attention_multiplier": 0.5, "logits_scaling": 4},
+                {"residual_scale": 0.22, "attention_scale": 0.5, "logit_scale": 0.25},
+            ),
+            ({}, {"attention_scale": 1.0, "embedding_scale": 1.0}),
+        ],
+    ),
+    "granitemoehybrid": Family(
+        entries={
+            "intermediate_size": 1, "num_local_experts": 0, "position_embedding_type": "rope",
+            "layer_types": ["attention"] * 2, "mamba_expand": 2, "mamba_n_heads": 2,
+            "mamba_d_head": "auto",
+        },
+        shapes={
+            "": Shape(
+                hidden=56, heads=7, kv_heads=1, head_dim=8, ffn=84, vocab=263, context=1024,
+                extra=GRANITE | {"logits_scaling": 1.5}, is_peaked=True,
+            ),
+        },
+        parity={
+            "40 tied": Shape(
+                hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=260, vocab=307, is_tied=True,
+                extra=GRANITE,
+            ),
+            "72, biases, no positions": Shape(
+                hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=172, vocab=299, has_biases=True,
+                extra={**GRANITE, "position_embedding_type": None},
+            ),
+        },
+        traits=[
+            (
+                GRANITE_DENSE | {"position_embedding_type": "rope", "attention_multiplier": 0.5},
+                {
+                    "intermediate_size": 33, "attention_scale": 0.5, "windows": (0,) * 4,
+                    "ropes": (RopeConfig("default", 1e4),) * 4, "mlp_bias": False,
+                },
+            ),
+            (
+                GRANITE_DENSE | {"layer_types": None, "layers_block_type": [FULL] * 4},
+                {"ropes": (None,) * 4, "norm_eps": 1e-6},
+            ),
+        ],
+        refusals=[
+            ({}, ["layer_types has None", "only full_attention"]),
+            (
+                GRANITE_DENSE | {"layer_types": [FULL, "mamba", FULL, FULL]},
+                ["layer_types has 'mamba'; only full_attention is supported, no recurrent layers"],
+            ),
+            (GRANITE_DENSE | {"layer_types": [FULL]}, ["a list of 4 names"]),
+            (GRANITE_DENSE | {"num_local_experts": 8}, ["num_local_experts is 8; 0 (no experts"]),
+            (
+                GRANITE_DENSE | {"position_embedding_type": "alibi"},
+                ["position_embedding_type is 'alibi'; rope, nope or null is needed"],
+            ),
+        ],
+    ),
+    "glm4": Family(
+        shapes={
+            "": Shape(
+                hidden=56, heads=7, kv_heads=1, head_dim=40, ffn=84, vocab=263, context=1024,
+                has_biases=True, is_peaked=True,
+            ),
+        },
+        parity={
+            "7:1 heads of 40, biases": Shape(
+                hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=172, vocab=301, has_biases=True,
+            ),
+            "72 tied, a quarter rotated": Shape(
+                hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=200, vocab=333, is_tied=True,
+                rope_theta=1e6, extra={"partial_rotary_factor": 0.25},
+            ),
+        },
+        traits=[
+            (
+                {"attention_bias": False},
+                {
+                    "norms": "both", "norm_offset": 0.0, "rope_pairs": "neighbours",
+                    "head_dim": 128, "ropes": (RopeConfig("default", 1e4, share=0.5),) * 4,
+                    "qkv_bias": False, "eos_token_ids": (151329, 151336, 151338),
+                    "norm_eps": 1.5625e-07,
+                },
+            ),
+            (
+                {"partial_rotary_factor": 0.25},
+                {
+                    "ropes": (RopeConfig("default", 1e4, share=0.25),) * 4, "qkv_bias": True,
+                    "output_bias": False,
+                },
+            ),
+        ],
+        refusals=[
+            ({"partial_rotary_factor": 0.01}, ["is 0.01", "share of head_dim 128 that is even"]),
+        ],
+    ),
+}  # fmt: skip
