@@ -27,12 +27,15 @@ def logits(
     Uses each family's eager code: other implementations refuse some sizes.
     """
     with tempfile.TemporaryDirectory() as folder:
-        model = transformers.AutoModelForCausalLM.from_pretrained(
+        model, loading = transformers.AutoModelForCausalLM.from_pretrained(
             _as_bf16(directory, Path(folder) / "bf16"),
             dtype=dtype,
             attn_implementation="eager",
             experts_implementation="eager",
+            output_loading_info=True,
         )
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        assert not loading[kind], f"{kind}: {loading[kind]}"  # our names of tensors are theirs
     with torch.inference_mode():
         rows = model(torch.tensor([list(tokens)]), use_cache=False).logits[0]
     array: NDArray[np.float32] = rows.float().numpy()
