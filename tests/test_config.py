@@ -15,9 +15,10 @@ from specqd.config import (
     read_generation_defaults,
 )
 from specqd.errors import ConfigError
-from support.config_files import FULL, SHAPE, SLIDING, read, refusal
+from support.config_files import SHAPE, read, refusal
 from support.families import FAMILIES
 from support.refusals import done_or_refused
+from support.shapes import FULL, SLIDING
 
 LLAMA = {"model_type": "llama", **SHAPE}
 QWEN2 = {"model_type": "qwen2", **SHAPE}

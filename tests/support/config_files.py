@@ -17,8 +17,6 @@ SHAPE = {
     "vocab_size": 500,
     "max_position_embeddings": 512,
 }
-SLIDING, FULL = "sliding_attention", "full_attention"
-YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
 
 
 def read(directory: Path, config: Any, **changes: Any) -> DecoderConfig:

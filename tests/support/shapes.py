@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+SLIDING, FULL = "sliding_attention", "full_attention"
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
 ROPE_SCALINGS: Mapping[str, Mapping[str, Any]] = {
     "linear": {"rope_type": "linear", "factor": 2.5},
     "llama3": {

@@ -241,6 +241,65 @@ def read_phi3(fields: Fields, context: int | None) -> DecoderConfig:
     )
 
 
+def read_seed_oss(fields: Fields, context: int | None) -> DecoderConfig:
+    """Llama with heads of a stated size, and biases of queries, keys and values."""
+    config = read_decoder(
+        fields,
+        context=context,
+        max_positions=524_288,
+        bos=(0,),
+        eos=(2,),
+        num_kv_heads=8,
+        head_dim=128,
+        qkv_bias=fields.flag("attention_bias", True),
+        mlp_bias=fields.flag("mlp_bias"),
+    )
+    return replace(config, output_bias=fields.flag("attention_out_bias"))
+
+
+def read_ernie4_5(fields: Fields, context: int | None) -> DecoderConfig:
+    """Llama whose neighbouring dimensions rotate together."""
+    bias = fields.flag("use_bias")
+    config = read_decoder(
+        fields,
+        context=context,
+        max_positions=131_072,
+        bos=(1,),
+        eos=(2,),
+        num_kv_heads=2,
+        head_dim=128,
+        eps=("rms_norm_eps", 1e-5),
+        rope=RopeDefaults(theta=500_000.0),
+        tied=True,
+        attention_bias=bias,
+        mlp_bias=bias,
+    )
+    return replace(config, rope_pairs="neighbours")
+
+
+def read_exaone4(fields: Fields, context: int | None) -> DecoderConfig:
+    """Norms after both blocks and of each head; with windows, only their layers have positions."""
+    window = read_window(fields, 4096)
+    has_pattern = window and fields.get("layer_types") is None  # else it may be a text: LLLG
+    every = fields.integer("sliding_window_pattern", 4) if has_pattern else 1
+    types = alternating_types(fields, every)
+    config = read_decoder(
+        fields,
+        context=context,
+        max_positions=2048,
+        bos=(0,),
+        eos=(2,),
+        num_kv_heads=32,
+        eps=("rms_norm_eps", 1e-5),
+        windows=windows_of(fields, types, window),
+    )
+    ropes = (
+        rope if own or not window else None
+        for rope, own in zip(config.ropes, config.windows, strict=True)
+    )
+    return replace(config, norms="after", qk_norm="one", ropes=tuple(ropes))
+
+
 def _mimo_mtp(_: int) -> MtpNames:
     at = "model.mtp_layers.0"  # holds the other modules too
     return MtpNames(
@@ -282,6 +341,9 @@ FAMILIES = {
         ),
     ),
     "smollm3": Family(read_smollm3),
+    "seed_oss": Family(read_seed_oss),
+    "ernie4_5": Family(read_ernie4_5),
+    "exaone4": Family(read_exaone4, NORMS_AFTER),
     "phi3": Family(
         read_phi3,
         replace(LLAMA, query_key_value=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),

@@ -1,9 +1,8 @@
 """Gemma's families."""
 
 from specqd.config import AttentionConfig, ExpertsConfig, PerLayerConfig, RopeConfig
-from support.config_files import FULL, SLIDING
 from support.families.family import Family
-from support.shapes import ROPE_SCALINGS, Shape
+from support.shapes import FULL, ROPE_SCALINGS, SLIDING, Shape
 
 # The last three layers share keys and values, and have wider feed forwards.
 GEMMA4 = {

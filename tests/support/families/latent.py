@@ -7,9 +7,8 @@ from typing import Any
 from specqd.config import ExpertsConfig, RopeConfig
 from specqd.config.decoder import LatentConfig, SigmoidChoice
 from specqd.config.mtp import MtpConfig
-from support.config_files import YARN
 from support.families.family import Family
-from support.shapes import Shape
+from support.shapes import YARN, Shape
 
 DEEPSEEK_ROPE = {
     "rope_type": "yarn",

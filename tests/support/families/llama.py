@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 
 from specqd.config import RopeConfig
-from support.config_files import YARN
 from support.families.family import Family
-from support.shapes import ROPE_SCALINGS, Shape
+from support.shapes import FULL, ROPE_SCALINGS, SLIDING, YARN, Shape
 
 
 def long_rope(pairs: int) -> Mapping[str, object]:
@@ -227,6 +226,107 @@ FAMILIES = {
         ],
         refusals=[
             ({"rope_scaling": {"type": "longrope", "long_factor": [1, -1]}}, ["short_factor"]),
+        ],
+    ),
+    "seed_oss": Family(
+        shapes={
+            "": Shape(
+                hidden=56, heads=7, kv_heads=1, head_dim=24, ffn=84, vocab=263, context=1024,
+                has_biases=True, is_peaked=True,
+            ),
+        },
+        parity={
+            "7:1 heads of 40, biases": Shape(
+                hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=172, vocab=301, has_biases=True,
+                rope_theta=1e7,
+            ),
+            "72, biases of outputs alone": Shape(
+                hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=200, vocab=333, is_tied=True,
+                extra={"attention_out_bias": True},
+            ),
+        },
+        traits=[
+            ({}, {"head_dim": 128, "qkv_bias": True, "output_bias": False, "mlp_bias": False}),
+            (
+                {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
+                {"qkv_bias": False, "output_bias": True, "mlp_bias": True, "eos_token_ids": (2,)},
+            ),
+        ],
+    ),
+    "ernie4_5": Family(
+        shapes={
+            "": Shape(
+                hidden=56, heads=4, kv_heads=1, head_dim=24, ffn=84, vocab=263, context=1024,
+                rope_theta=5e5, is_tied=True, is_peaked=True,
+            ),
+        },
+        parity={
+            "7:1 heads of 40 tied": Shape(
+                hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=172, vocab=301, is_tied=True,
+                rope_theta=5e5,
+            ),
+            "72, biases": Shape(
+                hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=200, vocab=333, has_biases=True,
+            ),
+        },
+        traits=[
+            (
+                {},
+                {
+                    "rope_pairs": "neighbours", "ropes": (RopeConfig("default", 5e5),) * 4,
+                    "head_dim": 128, "tied_embeddings": True, "norm_eps": 1e-5,
+                    "bos_token_id": 1, "eos_token_ids": (2,),
+                },
+            ),
+            ({"use_bias": True}, {"qkv_bias": True, "output_bias": True, "mlp_bias": True}),
+        ],
+    ),
+    "exaone4": Family(
+        shapes={
+            "": Shape(
+                hidden=72, heads=3, kv_heads=1, head_dim=24, ffn=84, layers=4, vocab=271,
+                context=1024, window=50, rope_theta=1e6, is_peaked=True,
+            ),
+        },
+        parity={
+            "7:1 heads of 40, window 17, rope llama3": Shape(
+                hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=172, layers=4, vocab=301,
+                window=17, rope_theta=1e6, rope_scaling=ROPE_SCALINGS["llama3"],
+            ),
+            "72 tied, positions on every layer": Shape(
+                hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=200, vocab=333, is_tied=True,
+                extra={"sliding_window": None, "layer_types": [FULL, FULL]},
+            ),
+        },
+        traits=[
+            (
+                {"num_hidden_layers": 5, "rope_theta": 1e6},
+                {
+                    "norms": "after", "qk_norm": "one", "norm_eps": 1e-5, "head_dim": 8,
+                    "windows": (4096, 4096, 4096, 0, 4096),
+                    "ropes": (
+                        *(RopeConfig("default", 1e6),) * 3, None, RopeConfig("default", 1e6),
+                    ),
+                },
+            ),
+            (
+                {"sliding_window": None, "sliding_window_pattern": None},
+                {"windows": (0,) * 4, "ropes": (RopeConfig("default", 1e4),) * 4},
+            ),
+            (
+                {
+                    "layer_types": [FULL, SLIDING, FULL, FULL], "sliding_window": 7,
+                    "sliding_window_pattern": "LLLG",
+                },
+                {"windows": (0, 7, 0, 0), "ropes": (None, RopeConfig("default", 1e4), None, None)},
+            ),
+        ],
+        refusals=[
+            ({"sliding_window_pattern": "LLLG"}, ["sliding_window_pattern is 'LLLG'; an integer"]),
+            (
+                {"sliding_window": None, "layer_types": [SLIDING, FULL, FULL, FULL]},
+                ["sliding_window is off"],
+            ),
         ],
     ),
 }  # fmt: skip

@@ -1,9 +1,8 @@
 """Families with norms after their blocks or with scales: OLMo, Granite, GLM 4."""
 
 from specqd.config import RopeConfig
-from support.config_files import FULL, SLIDING, YARN
 from support.families.family import Family
-from support.shapes import ROPE_SCALINGS, Shape
+from support.shapes import FULL, ROPE_SCALINGS, SLIDING, YARN, Shape
 
 GRANITE = {
     "embedding_multiplier": 12.0,

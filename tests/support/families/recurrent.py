@@ -3,9 +3,8 @@
 from specqd.config import ExpertsConfig, RopeConfig
 from specqd.config.decoder import SigmoidChoice
 from specqd.config.recurrent import ConvolutionConfig, DeltaConfig
-from support.config_files import FULL
 from support.families.family import Family
-from support.shapes import Shape
+from support.shapes import FULL, Shape
 
 # Two value heads a key head, so that their order matters.
 DELTA_NET = {
