@@ -44,3 +44,12 @@ class Shape:
     is_peaked: bool = False
     spells_rope_parameters: bool = False  # the spelling of transformers 5
     extra: Mapping[str, Any] = field(default_factory=dict)  # further entries of config.json
+
+
+# Small and peaked, with sizes that differ; contexts cross several chunks of attention.
+SMALL = Shape(
+    hidden=72, heads=3, kv_heads=1, head_dim=24, ffn=84, vocab=271, context=1024, is_peaked=True
+)
+# Sizes that no vector register divides.
+HEADS_40 = Shape(hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=172, vocab=301)
+HEADS_72 = Shape(hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=200, vocab=333)

@@ -1,27 +1,28 @@
 """Families whose feed forwards are a mixture of experts."""
 
+from dataclasses import replace
+
 from specqd.config import ExpertsConfig, RopeConfig
 from support.families.family import Family
-from support.shapes import ROPE_SCALINGS, Shape
+from support.shapes import HEADS_40, HEADS_72, ROPE_SCALINGS, SMALL, Shape
 
 GPT_OSS = {"quantization_config": {"quant_method": "mxfp4"}, "intermediate_size": 96}
 
 FAMILIES = {
     "mixtral": Family(
         shapes={
-            "": Shape(
-                hidden=48, heads=2, kv_heads=1, head_dim=24, ffn=36, vocab=263, context=1024,
-                window=60, is_peaked=True, extra={"num_local_experts": 5, "num_experts_per_tok": 2},
+            "": replace(
+                SMALL, hidden=48, heads=2, ffn=36, vocab=263, window=60,
+                extra={"num_local_experts": 5, "num_experts_per_tok": 2},
             ),
         },
         parity={
-            "40, 2 of 5 experts, window 17": Shape(
-                hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=76, vocab=301, window=17,
-                rope_theta=1e6, extra={"num_local_experts": 5, "num_experts_per_tok": 2},
+            "40, 2 of 5 experts, window 17": replace(
+                HEADS_40, ffn=76, window=17, rope_theta=1e6,
+                extra={"num_local_experts": 5, "num_experts_per_tok": 2},
             ),
-            "72, 3 of 33 experts": Shape(
-                hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=36, vocab=333,
-                extra={"num_local_experts": 33, "num_experts_per_tok": 3},
+            "72, 3 of 33 experts": replace(
+                HEADS_72, ffn=36, extra={"num_local_experts": 33, "num_experts_per_tok": 3},
             ),
         },
         traits=[
@@ -43,16 +44,14 @@ FAMILIES = {
     ),
     "qwen3_moe": Family(
         shapes={
-            "": Shape(
-                hidden=56, heads=7, kv_heads=1, head_dim=40, ffn=36, layers=3, vocab=261,
-                context=1024, is_peaked=True,
+            "": replace(
+                SMALL, hidden=56, heads=7, head_dim=40, ffn=36, layers=3, vocab=261,
                 extra={"num_experts": 9, "num_experts_per_tok": 4, "mlp_only_layers": [1]},
             ),
         },
         parity={
-            "40, 4 of 9 experts": Shape(
-                hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=76, vocab=307,
-                extra={"num_experts": 9, "num_experts_per_tok": 4},
+            "40, 4 of 9 experts": replace(
+                HEADS_40, ffn=76, extra={"num_experts": 9, "num_experts_per_tok": 4},
             ),
             "8:1 heads of 128, 8 of 16 experts": Shape(
                 hidden=128, heads=8, kv_heads=1, head_dim=128, ffn=48, vocab=283,
@@ -91,9 +90,9 @@ FAMILIES = {
     "gpt_oss": Family(
         entries={"quantization_config": {"quant_method": "mxfp4"}},
         shapes={
-            "": Shape(
-                hidden=64, heads=7, kv_heads=1, head_dim=40, ffn=96, vocab=263, context=1024,
-                window=60, has_biases=True, rope_scaling=ROPE_SCALINGS["yarn"], is_peaked=True,
+            "": replace(
+                SMALL, hidden=64, heads=7, head_dim=40, ffn=96, vocab=263, window=60,
+                has_biases=True, rope_scaling=ROPE_SCALINGS["yarn"],
                 extra={"num_local_experts": 5, "num_experts_per_tok": 2},
             ),
         },

@@ -1,8 +1,10 @@
 """Gemma's families."""
 
+from dataclasses import replace
+
 from specqd.config import AttentionConfig, ExpertsConfig, PerLayerConfig, RopeConfig
 from support.families.family import Family
-from support.shapes import FULL, ROPE_SCALINGS, SLIDING, Shape
+from support.shapes import FULL, HEADS_40, HEADS_72, ROPE_SCALINGS, SLIDING, SMALL, Shape
 
 # The last three layers share keys and values, and have wider feed forwards.
 GEMMA4 = {
@@ -40,20 +42,18 @@ LOCAL = RopeConfig("default", 1e4)
 FAMILIES = {
     "gemma2": Family(
         shapes={
-            "": Shape(
-                hidden=48, heads=4, kv_heads=2, head_dim=256, ffn=84, vocab=263, context=1024,
-                window=70, extra={"query_pre_attn_scalar": 20, "attn_logit_softcapping": 3.0},
-                is_tied=True, is_peaked=True,
+            "": replace(
+                SMALL, hidden=48, heads=4, kv_heads=2, head_dim=256, vocab=263, window=70,
+                extra={"query_pre_attn_scalar": 20, "attn_logit_softcapping": 3.0}, is_tied=True,
             ),
         },
         parity={
-            "40, window 17": Shape(
-                hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=260, vocab=307, window=17,
-                is_tied=True, extra={"query_pre_attn_scalar": 30, "attn_logit_softcapping": 3.0},
+            "40, window 17": replace(
+                HEADS_40, window=17, is_tied=True,
+                extra={"query_pre_attn_scalar": 30, "attn_logit_softcapping": 3.0},
             ),
-            "72, 3 layers": Shape(
-                hidden=144, heads=4, kv_heads=2, head_dim=72, ffn=172, layers=3, vocab=301,
-                window=33, is_tied=True, spells_rope_parameters=True,
+            "72, 3 layers": replace(
+                HEADS_72, heads=4, layers=3, window=33, is_tied=True, spells_rope_parameters=True,
                 extra={"final_logit_softcapping": 5.0},
             ),
             "256, window 17": Shape(
@@ -80,26 +80,25 @@ FAMILIES = {
     "gemma3_text": Family(
         has_ropes_by_type=True,
         shapes={
-            "": Shape(
-                hidden=48, heads=4, kv_heads=1, head_dim=24, ffn=84, layers=3, vocab=263,
-                context=1024, is_tied=True, window=50, rope_theta=1e6, is_peaked=True,
-                rope_scaling=ROPE_SCALINGS["linear"], spells_rope_parameters=True,
+            "": replace(
+                SMALL, hidden=48, heads=4, layers=3, vocab=263, is_tied=True, window=50,
+                rope_theta=1e6, rope_scaling=ROPE_SCALINGS["linear"], spells_rope_parameters=True,
                 extra={"sliding_window_pattern": 2},
             ),
         },
         parity={
-            "40, window 9": Shape(
-                hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=260, layers=3, vocab=307,
-                window=9, is_tied=True, rope_theta=1e6, rope_scaling=ROPE_SCALINGS["linear"],
+            "40, window 9": replace(
+                HEADS_40, layers=3, window=9, is_tied=True, rope_theta=1e6,
+                rope_scaling=ROPE_SCALINGS["linear"],
                 extra={"sliding_window_pattern": 2, "rope_local_base_freq": 300.0},
             ),
             "4:1 heads of 256, window 9": Shape(
                 hidden=160, heads=4, kv_heads=1, head_dim=256, ffn=344, layers=3, vocab=307,
                 window=9, is_tied=True, rope_theta=1e6, extra={"sliding_window_pattern": 2},
             ),
-            "72, rope parameters": Shape(
-                hidden=144, heads=4, kv_heads=2, head_dim=72, ffn=172, layers=3, vocab=301,
-                window=33, is_tied=True, rope_theta=1e6, spells_rope_parameters=True,
+            "72, rope parameters": replace(
+                HEADS_72, heads=4, layers=3, window=33, is_tied=True, rope_theta=1e6,
+                spells_rope_parameters=True,
                 extra={"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
             ),
         },
@@ -142,20 +141,19 @@ FAMILIES = {
     "gemma4_text": Family(
         has_ropes_by_type=True,
         shapes={
-            "": Shape(
-                hidden=48, heads=4, kv_heads=1, head_dim=24, ffn=84, layers=6, vocab=263,
-                context=1024, is_tied=True, window=50, rope_theta=None, is_peaked=True,
-                extra=GEMMA4,
+            "": replace(
+                SMALL, hidden=48, heads=4, layers=6, vocab=263, is_tied=True, window=50,
+                rope_theta=None, extra=GEMMA4,
             ),
-            "values are keys": Shape(
-                hidden=72, heads=4, kv_heads=2, head_dim=24, ffn=84, layers=4, vocab=263,
-                context=1024, is_tied=True, window=70, rope_theta=1e6, rope_scaling=PROPORTIONAL,
-                spells_rope_parameters=True, extra=GEMMA4_KEYS, is_peaked=True,
+            "values are keys": replace(
+                SMALL, heads=4, kv_heads=2, layers=4, vocab=263, is_tied=True, window=70,
+                rope_theta=1e6, rope_scaling=PROPORTIONAL, spells_rope_parameters=True,
+                extra=GEMMA4_KEYS,
             ),
-            "experts": Shape(
-                hidden=72, heads=4, kv_heads=2, head_dim=24, ffn=84, layers=4, vocab=263,
-                context=1024, is_tied=True, window=70, rope_theta=1e6, rope_scaling=PROPORTIONAL,
-                spells_rope_parameters=True, extra=GEMMA4_EXPERTS, is_peaked=True,
+            "experts": replace(
+                SMALL, heads=4, kv_heads=2, layers=4, vocab=263, is_tied=True, window=70,
+                rope_theta=1e6, rope_scaling=PROPORTIONAL, spells_rope_parameters=True,
+                extra=GEMMA4_EXPERTS,
             ),
         },
         parity={

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from specqd.config import ExpertsConfig, RopeConfig
 from specqd.config.decoder import LatentConfig, SigmoidChoice
 from specqd.config.mtp import MtpConfig
 from support.families.family import Family
-from support.shapes import YARN, Shape
+from support.shapes import HEADS_40, HEADS_72, SMALL, YARN, Shape
 
 DEEPSEEK_ROPE = {
     "rope_type": "yarn",
@@ -58,19 +59,17 @@ MOONLIGHT = LATENT | {
 FAMILIES = {
     "glm4_moe": Family(
         shapes={
-            "": Shape(
-                hidden=56, heads=7, kv_heads=1, head_dim=40, ffn=36, layers=3, vocab=261,
-                context=1024, has_biases=True, is_peaked=True, extra=GLM4_MOE,
+            "": replace(
+                SMALL, hidden=56, heads=7, head_dim=40, ffn=36, layers=3, vocab=261,
+                has_biases=True, extra=GLM4_MOE,
             ),
         },
         parity={
-            "40, 3 of 8 experts, biases, norms of heads": Shape(
-                hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=36, layers=3, vocab=301,
-                rope_theta=1e6, has_biases=True, extra=GLM4_MOE,
+            "40, 3 of 8 experts, biases, norms of heads": replace(
+                HEADS_40, ffn=36, layers=3, rope_theta=1e6, has_biases=True, extra=GLM4_MOE,
             ),
-            "72 tied, 4 of 12 experts in 2 of 3 groups": Shape(
-                hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=28, layers=3, vocab=299,
-                is_tied=True,
+            "72 tied, 4 of 12 experts in 2 of 3 groups": replace(
+                HEADS_72, ffn=28, layers=3, is_tied=True,
                 extra=GLM4_MOE | {
                     "n_routed_experts": 12, "n_group": 3, "topk_group": 2, "num_experts_per_tok": 4,
                     "use_qk_norm": False, "norm_topk_prob": False, "first_k_dense_replace": 0,
@@ -96,9 +95,9 @@ FAMILIES = {
     ),
     "glm4_moe_lite": Family(
         shapes={
-            "": Shape(
-                hidden=72, heads=5, kv_heads=5, head_dim=8, ffn=36, layers=3, vocab=263,
-                context=1024, rope_theta=1e6, is_peaked=True, extra=GLM4_MOE_LITE,
+            "": replace(
+                SMALL, heads=5, kv_heads=5, head_dim=8, ffn=36, layers=3, vocab=263, rope_theta=1e6,
+                extra=GLM4_MOE_LITE,
             ),
         },
         parity={
@@ -143,13 +142,13 @@ FAMILIES = {
     ),
     "deepseek_v3": Family(
         shapes={
-            "": Shape(
-                hidden=72, heads=3, kv_heads=3, head_dim=8, ffn=36, layers=3, vocab=271,
-                context=1024, rope_scaling=DEEPSEEK_ROPE, is_peaked=True, extra=DEEPSEEK,
+            "": replace(
+                SMALL, kv_heads=3, head_dim=8, ffn=36, layers=3, rope_scaling=DEEPSEEK_ROPE,
+                extra=DEEPSEEK,
             ),
-            "queries without a latent": Shape(
-                hidden=56, heads=4, kv_heads=4, head_dim=8, ffn=36, layers=3, vocab=269,
-                context=1024, is_peaked=True, extra=PLAIN_QUERIES,
+            "queries without a latent": replace(
+                SMALL, hidden=56, heads=4, kv_heads=4, head_dim=8, ffn=36, layers=3, vocab=269,
+                extra=PLAIN_QUERIES,
             ),
         },
         parity={

@@ -1,10 +1,11 @@
 """Llama, and families that differ from it by a trait or two."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from specqd.config import RopeConfig
 from support.families.family import Family
-from support.shapes import FULL, ROPE_SCALINGS, SLIDING, YARN, Shape
+from support.shapes import FULL, HEADS_40, HEADS_72, ROPE_SCALINGS, SLIDING, SMALL, YARN, Shape
 
 
 def long_rope(pairs: int) -> Mapping[str, object]:
@@ -35,12 +36,10 @@ FAMILIES = {
             ),
         },
         parity={
-            "7:1 heads of 40": Shape(
-                hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=172, vocab=301,
-            ),
-            "72, biases, rope llama3": Shape(
-                hidden=144, heads=2, kv_heads=1, head_dim=72, ffn=200, vocab=333, has_biases=True,
-                rope_theta=500000.0, rope_scaling=ROPE_SCALINGS["llama3"],
+            "7:1 heads of 40": HEADS_40,
+            "72, biases, rope llama3": replace(
+                HEADS_72, kv_heads=1, has_biases=True, rope_theta=500000.0,
+                rope_scaling=ROPE_SCALINGS["llama3"],
             ),
             "96 tied, rope linear": Shape(
                 hidden=192, heads=4, kv_heads=2, head_dim=96, ffn=300, vocab=290, is_tied=True,
@@ -54,15 +53,10 @@ FAMILIES = {
     ),
     "mistral": Family(
         shapes={
-            "": Shape(
-                hidden=112, heads=7, kv_heads=1, head_dim=40, ffn=172, vocab=333, context=1024,
-                window=50, is_peaked=True,
-            ),
+            "": replace(SMALL, hidden=112, heads=7, head_dim=40, ffn=172, vocab=333, window=50),
         },
         parity={
-            "40, window 17": Shape(
-                hidden=200, heads=5, kv_heads=5, head_dim=40, ffn=260, vocab=307, window=17,
-            ),
+            "40, window 17": replace(HEADS_40, kv_heads=7, window=17),
             "7:1 heads of 96, window 33, rope yarn": Shape(
                 hidden=168, heads=7, kv_heads=1, head_dim=96, ffn=190, vocab=270, window=33,
                 rope_scaling=ROPE_SCALINGS["yarn"], spells_rope_parameters=True,
@@ -71,20 +65,17 @@ FAMILIES = {
     ),
     "ministral3": Family(
         shapes={
-            "": Shape(
-                hidden=72, heads=3, kv_heads=1, head_dim=40, ffn=84, vocab=271, context=1024,
-                rope_theta=1e6, rope_scaling=MINISTRAL_ROPE, spells_rope_parameters=True,
-                is_peaked=True,
+            "": replace(
+                SMALL, head_dim=40, rope_theta=1e6, rope_scaling=MINISTRAL_ROPE,
+                spells_rope_parameters=True,
             ),
         },
         parity={
-            "40, queries grow after 32": Shape(
-                hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=260, vocab=307, rope_theta=1e6,
-                rope_scaling=MINISTRAL_ROPE, spells_rope_parameters=True,
+            "40, queries grow after 32": replace(
+                HEADS_40, rope_theta=1e6, rope_scaling=MINISTRAL_ROPE, spells_rope_parameters=True,
             ),
-            "72 tied, window 21, queries grow after 16": Shape(
-                hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=172, vocab=299, window=21,
-                is_tied=True, rope_theta=1e6, spells_rope_parameters=True,
+            "72 tied, window 21, queries grow after 16": replace(
+                HEADS_72, window=21, is_tied=True, rope_theta=1e6, spells_rope_parameters=True,
                 rope_scaling=MINISTRAL_ROPE | {
                     "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.1,
                 },
@@ -130,19 +121,14 @@ FAMILIES = {
     ),
     "qwen2": Family(
         shapes={
-            "": Shape(
-                hidden=56, heads=7, kv_heads=1, head_dim=40, ffn=84, vocab=271, context=1024,
-                window=60, is_tied=True, rope_theta=1e6, is_peaked=True,
+            "": replace(
+                SMALL, hidden=56, heads=7, head_dim=40, window=60, is_tied=True, rope_theta=1e6,
             ),
         },
         parity={
-            "72, window 9": Shape(
-                hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=210, layers=3, vocab=299,
-                window=9, rope_theta=1e6,
-            ),
-            "7:1 heads of 40 tied, rope yarn": Shape(
-                hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=180, vocab=311, is_tied=True,
-                rope_theta=1e6, rope_scaling=ROPE_SCALINGS["yarn"],
+            "72, window 9": replace(HEADS_72, layers=3, window=9, rope_theta=1e6),
+            "7:1 heads of 40 tied, rope yarn": replace(
+                HEADS_40, is_tied=True, rope_theta=1e6, rope_scaling=ROPE_SCALINGS["yarn"],
             ),
         },
     ),
@@ -158,24 +144,17 @@ FAMILIES = {
                 hidden=100, heads=4, kv_heads=2, head_dim=96, ffn=230, vocab=283, is_tied=True,
                 rope_theta=1e6, spells_rope_parameters=True,
             ),
-            "7:1 heads of 72, window 21": Shape(
-                hidden=224, heads=7, kv_heads=1, head_dim=72, ffn=170, layers=3, vocab=277,
-                window=21, rope_theta=1e6,
+            "7:1 heads of 72, window 21": replace(
+                HEADS_72, heads=7, kv_heads=1, layers=3, window=21, rope_theta=1e6,
             ),
         },
     ),
     "smollm3": Family(
         shapes={
-            "": Shape(
-                hidden=40, heads=2, kv_heads=1, head_dim=24, ffn=60, layers=4, vocab=261,
-                context=1024, rope_theta=2e6, is_peaked=True,
-            ),
+            "": replace(SMALL, hidden=40, heads=2, ffn=60, layers=4, vocab=261, rope_theta=2e6),
         },
         parity={
-            "40, 4 layers": Shape(
-                hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=260, layers=4, vocab=307,
-                rope_theta=2e6,
-            ),
+            "40, 4 layers": replace(HEADS_40, layers=4, rope_theta=2e6),
             "96, window 21, tied": Shape(
                 hidden=192, heads=2, kv_heads=1, head_dim=96, ffn=150, layers=3, vocab=299,
                 is_tied=True, has_biases=True, rope_theta=2e6, spells_rope_parameters=True,
@@ -197,20 +176,16 @@ FAMILIES = {
     ),
     "phi3": Family(
         shapes={
-            "": Shape(
-                hidden=80, heads=2, kv_heads=1, head_dim=40, ffn=84, vocab=269, context=1024,
-                rope_scaling=long_rope(15), is_peaked=True,
+            "": replace(
+                SMALL, hidden=80, heads=2, head_dim=40, vocab=269, rope_scaling=long_rope(15),
                 extra={"original_max_position_embeddings": 64, "partial_rotary_factor": 0.75},
             ),
         },
         parity={
-            "40, window 17": Shape(
-                hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=260, vocab=307, window=17,
-                extra={"partial_rotary_factor": 0.75},
-            ),
-            "72, longrope long": Shape(
-                hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=172, vocab=301,
-                rope_scaling=long_rope(36), extra={"original_max_position_embeddings": 64},
+            "40, window 17": replace(HEADS_40, window=17, extra={"partial_rotary_factor": 0.75}),
+            "72, longrope long": replace(
+                HEADS_72, rope_scaling=long_rope(36),
+                extra={"original_max_position_embeddings": 64},
             ),
             "80, longrope short, partial": Shape(
                 hidden=160, heads=2, kv_heads=1, head_dim=80, ffn=172, vocab=301, context=128,
@@ -230,19 +205,12 @@ FAMILIES = {
     ),
     "seed_oss": Family(
         shapes={
-            "": Shape(
-                hidden=56, heads=7, kv_heads=1, head_dim=24, ffn=84, vocab=263, context=1024,
-                has_biases=True, is_peaked=True,
-            ),
+            "": replace(SMALL, hidden=56, heads=7, vocab=263, has_biases=True),
         },
         parity={
-            "7:1 heads of 40, biases": Shape(
-                hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=172, vocab=301, has_biases=True,
-                rope_theta=1e7,
-            ),
-            "72, biases of outputs alone": Shape(
-                hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=200, vocab=333, is_tied=True,
-                extra={"attention_out_bias": True},
+            "7:1 heads of 40, biases": replace(HEADS_40, has_biases=True, rope_theta=1e7),
+            "72, biases of outputs alone": replace(
+                HEADS_72, is_tied=True, extra={"attention_out_bias": True},
             ),
         },
         traits=[
@@ -255,19 +223,11 @@ FAMILIES = {
     ),
     "ernie4_5": Family(
         shapes={
-            "": Shape(
-                hidden=56, heads=4, kv_heads=1, head_dim=24, ffn=84, vocab=263, context=1024,
-                rope_theta=5e5, is_tied=True, is_peaked=True,
-            ),
+            "": replace(SMALL, hidden=56, heads=4, vocab=263, rope_theta=5e5, is_tied=True),
         },
         parity={
-            "7:1 heads of 40 tied": Shape(
-                hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=172, vocab=301, is_tied=True,
-                rope_theta=5e5,
-            ),
-            "72, biases": Shape(
-                hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=200, vocab=333, has_biases=True,
-            ),
+            "7:1 heads of 40 tied": replace(HEADS_40, is_tied=True, rope_theta=5e5),
+            "72, biases": replace(HEADS_72, has_biases=True),
         },
         traits=[
             (
@@ -283,19 +243,14 @@ FAMILIES = {
     ),
     "exaone4": Family(
         shapes={
-            "": Shape(
-                hidden=72, heads=3, kv_heads=1, head_dim=24, ffn=84, layers=4, vocab=271,
-                context=1024, window=50, rope_theta=1e6, is_peaked=True,
-            ),
+            "": replace(SMALL, layers=4, window=50, rope_theta=1e6),
         },
         parity={
-            "7:1 heads of 40, window 17, rope llama3": Shape(
-                hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=172, layers=4, vocab=301,
-                window=17, rope_theta=1e6, rope_scaling=ROPE_SCALINGS["llama3"],
+            "7:1 heads of 40, window 17, rope llama3": replace(
+                HEADS_40, layers=4, window=17, rope_theta=1e6, rope_scaling=ROPE_SCALINGS["llama3"],
             ),
-            "72 tied, positions on every layer": Shape(
-                hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=200, vocab=333, is_tied=True,
-                extra={"sliding_window": None, "layer_types": [FULL, FULL]},
+            "72 tied, positions on every layer": replace(
+                HEADS_72, is_tied=True, extra={"sliding_window": None, "layer_types": [FULL, FULL]},
             ),
         },
         traits=[

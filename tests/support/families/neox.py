@@ -1,25 +1,19 @@
 """Families with layer norms."""
 
+from dataclasses import replace
+
 from specqd.config import RopeConfig
 from support.families.family import Family
-from support.shapes import Shape
+from support.shapes import HEADS_40, HEADS_72, SMALL, Shape
 
 FAMILIES = {
     "starcoder2": Family(
         shapes={
-            "": Shape(
-                hidden=72, heads=3, kv_heads=1, head_dim=24, ffn=84, vocab=271, context=1024,
-                window=60, is_tied=True, has_biases=True, is_peaked=True,
-            ),
+            "": replace(SMALL, window=60, is_tied=True, has_biases=True),
         },
         parity={
-            "40, window 17": Shape(
-                hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=260, vocab=307, window=17,
-                is_tied=True, has_biases=True,
-            ),
-            "72 without biases": Shape(
-                hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=172, vocab=301,
-            ),
+            "40, window 17": replace(HEADS_40, window=17, is_tied=True, has_biases=True),
+            "72 without biases": HEADS_72,
         },
         traits=[
             (
@@ -37,19 +31,14 @@ FAMILIES = {
     ),
     "gpt_neox": Family(
         shapes={
-            "": Shape(
-                hidden=72, heads=3, kv_heads=3, head_dim=24, ffn=84, vocab=271, context=1024,
-                has_biases=True, extra={"rotary_pct": 0.25}, is_peaked=True,
-            ),
+            "": replace(SMALL, kv_heads=3, has_biases=True, extra={"rotary_pct": 0.25}),
         },
         parity={
-            "40, a quarter rotated": Shape(
-                hidden=280, heads=7, kv_heads=7, head_dim=40, ffn=172, vocab=301, has_biases=True,
-                extra={"rotary_pct": 0.25},
+            "40, a quarter rotated": replace(
+                HEADS_40, kv_heads=7, has_biases=True, extra={"rotary_pct": 0.25},
             ),
-            "72, serial, tied": Shape(
-                hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=200, vocab=333, is_tied=True,
-                extra={"use_parallel_residual": False, "rotary_pct": 0.5},
+            "72, serial, tied": replace(
+                HEADS_72, is_tied=True, extra={"use_parallel_residual": False, "rotary_pct": 0.5},
             ),
         },
         traits=[
@@ -83,9 +72,8 @@ FAMILIES = {
     ),
     "stablelm": Family(
         shapes={
-            "": Shape(
-                hidden=72, heads=3, kv_heads=3, head_dim=24, ffn=84, vocab=271, context=1024,
-                is_peaked=True,
+            "": replace(
+                SMALL, kv_heads=3,
                 extra={
                     "use_parallel_residual": True, "qk_layernorm": True,
                     "partial_rotary_factor": 0.25,
@@ -93,10 +81,7 @@ FAMILIES = {
             ),
         },
         parity={
-            "40": Shape(
-                hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=172, vocab=301, has_biases=True,
-                extra={"partial_rotary_factor": 0.25},
-            ),
+            "40": replace(HEADS_40, has_biases=True, extra={"partial_rotary_factor": 0.25}),
             "4:1 heads of 160, norms by head": Shape(
                 hidden=640, heads=4, kv_heads=1, head_dim=160, ffn=432, vocab=301,
                 extra={
@@ -104,8 +89,8 @@ FAMILIES = {
                     "partial_rotary_factor": 0.25,
                 },
             ),
-            "72, parallel, norms by head": Shape(
-                hidden=288, heads=4, kv_heads=2, head_dim=72, ffn=200, vocab=333,
+            "72, parallel, norms by head": replace(
+                HEADS_72, hidden=288, heads=4,
                 extra={
                     "use_parallel_residual": True, "qk_layernorm": True,
                     "partial_rotary_factor": 0.5,

@@ -1,8 +1,10 @@
 """Families with norms after their blocks or with scales: OLMo, Granite, GLM 4."""
 
+from dataclasses import replace
+
 from specqd.config import RopeConfig
 from support.families.family import Family
-from support.shapes import FULL, ROPE_SCALINGS, SLIDING, YARN, Shape
+from support.shapes import FULL, HEADS_40, HEADS_72, ROPE_SCALINGS, SLIDING, SMALL, YARN
 
 GRANITE = {
     "embedding_multiplier": 12.0,
@@ -20,19 +22,13 @@ GRANITE_DENSE = {
 FAMILIES = {
     "olmo2": Family(
         shapes={
-            "": Shape(
-                hidden=72, heads=3, kv_heads=1, head_dim=24, ffn=84, vocab=271, context=1024,
-                is_peaked=True,
-            ),
+            "": SMALL,
         },
         parity={
-            "7:1 heads of 40": Shape(
-                hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=172, vocab=301,
-                rope_theta=500000.0,
-            ),
-            "72, biases, rope yarn": Shape(
-                hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=200, vocab=333, has_biases=True,
-                rope_scaling=ROPE_SCALINGS["yarn"], spells_rope_parameters=True,
+            "7:1 heads of 40": replace(HEADS_40, rope_theta=500000.0),
+            "72, biases, rope yarn": replace(
+                HEADS_72, has_biases=True, rope_scaling=ROPE_SCALINGS["yarn"],
+                spells_rope_parameters=True,
             ),
         },
         traits=[
@@ -45,21 +41,18 @@ FAMILIES = {
     "olmo3": Family(
         has_ropes_by_type=True,
         shapes={
-            "": Shape(
-                hidden=72, heads=3, kv_heads=1, head_dim=24, ffn=84, layers=4, vocab=271,
-                context=1024, window=50, rope_theta=5e5, rope_scaling=ROPE_SCALINGS["yarn"],
-                is_peaked=True,
+            "": replace(
+                SMALL, layers=4, window=50, rope_theta=5e5, rope_scaling=ROPE_SCALINGS["yarn"],
             ),
         },
         parity={
-            "7:1 heads of 40, rope yarn, window 17": Shape(
-                hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=172, layers=4, vocab=301,
-                window=17, rope_theta=500000.0, rope_scaling=ROPE_SCALINGS["yarn"],
+            "7:1 heads of 40, rope yarn, window 17": replace(
+                HEADS_40, layers=4, window=17, rope_theta=500000.0,
+                rope_scaling=ROPE_SCALINGS["yarn"],
             ),
-            "72, biases, rope parameters by layer type": Shape(
-                hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=200, layers=3, vocab=333,
-                window=33, has_biases=True, rope_theta=1e6, rope_scaling=ROPE_SCALINGS["llama3"],
-                spells_rope_parameters=True,
+            "72, biases, rope parameters by layer type": replace(
+                HEADS_72, layers=3, window=33, has_biases=True, rope_theta=1e6,
+                rope_scaling=ROPE_SCALINGS["llama3"], spells_rope_parameters=True,
                 extra={"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
             ),
         },
@@ -99,19 +92,15 @@ FAMILIES = {
     ),
     "granite": Family(
         shapes={
-            "": Shape(
-                hidden=56, heads=7, kv_heads=1, head_dim=40, ffn=84, vocab=263, context=1024,
-                has_biases=True, extra=GRANITE | {"logits_scaling": 1.5}, is_peaked=True,
+            "": replace(
+                SMALL, hidden=56, heads=7, head_dim=40, vocab=263, has_biases=True,
+                extra=GRANITE | {"logits_scaling": 1.5},
             ),
         },
         parity={
-            "40 tied": Shape(
-                hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=260, vocab=307, is_tied=True,
-                extra=GRANITE,
-            ),
-            "72, biases": Shape(
-                hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=172, vocab=299, has_biases=True,
-                extra={**GRANITE, "logits_scaling": 3.0},
+            "40 tied": replace(HEADS_40, is_tied=True, extra=GRANITE),
+            "72, biases": replace(
+                HEADS_72, has_biases=True, extra={**GRANITE, "logits_scaling": 3.0},
             ),
         },
         traits=[
@@ -129,19 +118,15 @@ FAMILIES = {
             "mamba_d_head": "auto",
         },
         shapes={
-            "": Shape(
-                hidden=56, heads=7, kv_heads=1, head_dim=8, ffn=84, vocab=263, context=1024,
-                extra=GRANITE | {"logits_scaling": 1.5}, is_peaked=True,
+            "": replace(
+                SMALL, hidden=56, heads=7, head_dim=8, vocab=263,
+                extra=GRANITE | {"logits_scaling": 1.5},
             ),
         },
         parity={
-            "40 tied": Shape(
-                hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=260, vocab=307, is_tied=True,
-                extra=GRANITE,
-            ),
-            "72, biases, no positions": Shape(
-                hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=172, vocab=299, has_biases=True,
-                extra={**GRANITE, "position_embedding_type": None},
+            "40 tied": replace(HEADS_40, is_tied=True, extra=GRANITE),
+            "72, biases, no positions": replace(
+                HEADS_72, has_biases=True, extra={**GRANITE, "position_embedding_type": None},
             ),
         },
         traits=[
@@ -173,18 +158,12 @@ FAMILIES = {
     ),
     "glm4": Family(
         shapes={
-            "": Shape(
-                hidden=56, heads=7, kv_heads=1, head_dim=40, ffn=84, vocab=263, context=1024,
-                has_biases=True, is_peaked=True,
-            ),
+            "": replace(SMALL, hidden=56, heads=7, head_dim=40, vocab=263, has_biases=True),
         },
         parity={
-            "7:1 heads of 40, biases": Shape(
-                hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=172, vocab=301, has_biases=True,
-            ),
-            "72 tied, a quarter rotated": Shape(
-                hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=200, vocab=333, is_tied=True,
-                rope_theta=1e6, extra={"partial_rotary_factor": 0.25},
+            "7:1 heads of 40, biases": replace(HEADS_40, has_biases=True),
+            "72 tied, a quarter rotated": replace(
+                HEADS_72, is_tied=True, rope_theta=1e6, extra={"partial_rotary_factor": 0.25},
             ),
         },
         traits=[

@@ -1,10 +1,12 @@
 """Families with recurrent layers."""
 
+from dataclasses import replace
+
 from specqd.config import ExpertsConfig, RopeConfig
 from specqd.config.decoder import SigmoidChoice
 from specqd.config.recurrent import ConvolutionConfig, DeltaConfig
 from support.families.family import Family
-from support.shapes import FULL, Shape
+from support.shapes import FULL, HEADS_40, HEADS_72, SMALL, Shape
 
 # Two value heads a key head, so that their order matters.
 DELTA_NET = {
@@ -18,9 +20,8 @@ DELTA_NET = {
 FAMILIES = {
     "qwen3_5_text": Family(
         shapes={
-            "": Shape(
-                hidden=72, heads=4, kv_heads=2, head_dim=24, ffn=84, layers=4, vocab=271,
-                context=1024, rope_theta=1e6, spells_rope_parameters=True, is_peaked=True,
+            "": replace(
+                SMALL, heads=4, kv_heads=2, layers=4, rope_theta=1e6, spells_rope_parameters=True,
                 extra=DELTA_NET | {"full_attention_interval": 2},
             ),
         },
@@ -29,14 +30,13 @@ FAMILIES = {
                 hidden=72, heads=4, kv_heads=2, head_dim=24, ffn=84, layers=4, vocab=301,
                 rope_theta=1e7, spells_rope_parameters=True, extra=DELTA_NET,
             ),
-            "72 tied, one value head a key head": Shape(
-                hidden=144, heads=2, kv_heads=1, head_dim=72, ffn=172, layers=4, vocab=299,
-                is_tied=True, rope_theta=1e6, spells_rope_parameters=True,
+            "72 tied, one value head a key head": replace(
+                HEADS_72, kv_heads=1, layers=4, is_tied=True, rope_theta=1e6,
+                spells_rope_parameters=True,
                 extra=DELTA_NET | {"linear_num_value_heads": 2, "linear_key_head_dim": 40},
             ),
-            "40, three value heads a key head, every other layer": Shape(
-                hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=260, layers=4, vocab=307,
-                rope_theta=1e6, spells_rope_parameters=True,
+            "40, three value heads a key head, every other layer": replace(
+                HEADS_40, layers=4, rope_theta=1e6, spells_rope_parameters=True,
                 extra=DELTA_NET | {
                     "linear_num_value_heads": 6, "linear_value_head_dim": 48,
                     "full_attention_interval": 2,
@@ -84,9 +84,9 @@ FAMILIES = {
     ),
     "qwen3_5_moe_text": Family(
         shapes={
-            "": Shape(
-                hidden=72, heads=4, kv_heads=2, head_dim=24, ffn=36, layers=4, vocab=271,
-                context=1024, rope_theta=1e6, spells_rope_parameters=True, is_peaked=True,
+            "": replace(
+                SMALL, heads=4, kv_heads=2, ffn=36, layers=4, rope_theta=1e6,
+                spells_rope_parameters=True,
                 extra=DELTA_NET | {
                     "full_attention_interval": 2, "num_experts": 9, "num_experts_per_tok": 4,
                     "shared_expert_intermediate_size": 52,
@@ -102,9 +102,9 @@ FAMILIES = {
                     "shared_expert_intermediate_size": 60,
                 },
             ),
-            "72 tied, 8 of 33 experts": Shape(
-                hidden=144, heads=2, kv_heads=1, head_dim=72, ffn=52, layers=4, vocab=299,
-                is_tied=True, rope_theta=1e6, spells_rope_parameters=True,
+            "72 tied, 8 of 33 experts": replace(
+                HEADS_72, kv_heads=1, ffn=52, layers=4, is_tied=True, rope_theta=1e6,
+                spells_rope_parameters=True,
                 extra=DELTA_NET | {
                     "linear_key_head_dim": 40, "num_experts": 33, "num_experts_per_tok": 8,
                     "shared_expert_intermediate_size": 52,
@@ -144,9 +144,8 @@ FAMILIES = {
     ),
     "qwen3_next": Family(
         shapes={
-            "": Shape(
-                hidden=72, heads=4, kv_heads=2, head_dim=24, ffn=36, layers=4, vocab=271,
-                context=1024, rope_theta=1e6, is_peaked=True,
+            "": replace(
+                SMALL, heads=4, kv_heads=2, ffn=36, layers=4, rope_theta=1e6,
                 extra=DELTA_NET | {
                     "full_attention_interval": 2, "num_experts": 5, "num_experts_per_tok": 2,
                     "shared_expert_intermediate_size": 36, "intermediate_size": 84,
@@ -163,9 +162,8 @@ FAMILIES = {
                     "shared_expert_intermediate_size": 60, "mlp_only_layers": [1],
                 },
             ),
-            "40, three value heads a key head, shares of all": Shape(
-                hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=36, layers=4, vocab=307,
-                rope_theta=1e6,
+            "40, three value heads a key head, shares of all": replace(
+                HEADS_40, ffn=36, layers=4, rope_theta=1e6,
                 extra=DELTA_NET | {
                     "linear_num_value_heads": 6, "linear_value_head_dim": 48,
                     "norm_topk_prob": False, "full_attention_interval": 2, "decoder_sparse_step": 2,
@@ -208,9 +206,8 @@ FAMILIES = {
     "lfm2": Family(
         entries={"norm_eps": 1e-3, "block_auto_adjust_ff_dim": False},
         shapes={
-            "": Shape(
-                hidden=136, heads=3, kv_heads=1, head_dim=24, ffn=84, layers=4, vocab=271,
-                context=1024, rope_theta=1e6, is_peaked=True, has_biases=True,
+            "": replace(
+                SMALL, hidden=136, layers=4, rope_theta=1e6, has_biases=True,
                 extra={"layer_types": ["conv", "full_attention", "conv", "conv"]},
             ),
         },
@@ -224,9 +221,8 @@ FAMILIES = {
                     "block_ffn_dim_multiplier": 1.1,
                 },
             ),
-            "7:1 heads of 40 tied, 5 taps": Shape(
-                hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=172, layers=3, vocab=307,
-                is_tied=True, rope_theta=1e6, spells_rope_parameters=True,
+            "7:1 heads of 40 tied, 5 taps": replace(
+                HEADS_40, layers=3, is_tied=True, rope_theta=1e6, spells_rope_parameters=True,
                 extra={"layer_types": ["full_attention", "conv", "conv"], "conv_L_cache": 5},
             ),
         },
@@ -294,9 +290,8 @@ FAMILIES = {
     "lfm2_moe": Family(
         entries={"norm_eps": 1e-3},
         shapes={
-            "": Shape(
-                hidden=72, heads=3, kv_heads=1, head_dim=24, ffn=36, layers=4, vocab=271,
-                context=1024, rope_theta=1e6, is_peaked=True,
+            "": replace(
+                SMALL, ffn=36, layers=4, rope_theta=1e6,
                 extra={
                     "layer_types": ["conv", "full_attention", "conv", "conv"],
                     "num_dense_layers": 1, "intermediate_size": 84, "num_experts": 9,
@@ -314,9 +309,9 @@ FAMILIES = {
                     "num_experts_per_tok": 2, "routed_scaling_factor": 1.5,
                 },
             ),
-            "40 tied, 3 of 9 experts, no biases": Shape(
-                hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=52, layers=3, vocab=307,
-                is_tied=True, rope_theta=1e6, spells_rope_parameters=True,
+            "40 tied, 3 of 9 experts, no biases": replace(
+                HEADS_40, ffn=52, layers=3, is_tied=True, rope_theta=1e6,
+                spells_rope_parameters=True,
                 extra={
                     "layer_types": ["full_attention", "conv", "conv"], "num_dense_layers": 0,
                     "intermediate_size": 100, "num_experts": 9, "num_experts_per_tok": 3,
