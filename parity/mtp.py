@@ -96,18 +96,20 @@ class Mtp:
         return self.linear(f"{at}down_proj", gate * self.linear(f"{at}up_proj", x))
 
     def experts(self, at: str, x: Tensor) -> Tensor:
-        """Qwen's, beside a shared one behind a gate; stacked, or tensors of their own."""
+        """Qwen's experts and gated shared expert; stacked, or each with tensors of its own."""
         scores = self.linear(f"{at}gate", x).float().softmax(-1)
-        shares, chosen = scores.topk(self.config["num_experts_per_tok"])
+        weights, chosen = scores.topk(self.config["num_experts_per_tok"])
         out = self.linear(f"{at}shared_expert_gate", x).sigmoid()
         out = out * self.feed_forward(f"{at}shared_expert.", x)
-        for share, expert in zip((shares / shares.sum()).to(x.dtype), chosen.tolist(), strict=True):
+        for weight, expert in zip(
+            (weights / weights.sum()).to(x.dtype), chosen.tolist(), strict=True
+        ):
             if f"{at}experts.gate_up_proj" in self.w:
                 gate, up = (self.w[f"{at}experts.gate_up_proj"][expert] @ x).chunk(2)
                 down = self.w[f"{at}experts.down_proj"][expert]
-                out = out + share * (down @ (torch.nn.functional.silu(gate) * up))
+                out = out + weight * (down @ (torch.nn.functional.silu(gate) * up))
             else:
-                out = out + share * self.feed_forward(f"{at}experts.{expert}.", x)
+                out = out + weight * self.feed_forward(f"{at}experts.{expert}.", x)
         return out
 
     def row(self, hidden: Tensor, token: int) -> tuple[Tensor, Tensor]:
@@ -134,8 +136,8 @@ class Mtp:
 
 
 class NumberedMtp(Mtp):
-    """The layer behind the last one of GLM and DeepSeek: transformers' own, as a model of it alone.
-    Every row forwards all rows before it again."""
+    """The MTP layer of GLM and DeepSeek, as a model of one layer in transformers. Each row forwards
+    all rows before it again."""
 
     def __init__(self, model: Path, dtype: torch.dtype) -> None:
         super().__init__(model, dtype)

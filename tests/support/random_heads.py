@@ -139,7 +139,7 @@ def _draw(rng: np.random.Generator, name: str, size: tuple[int, ...]) -> NDArray
 
 
 def make_knowing_head(directory: Path, target: Path, shape: Shape) -> Path:
-    """A head for a peaked model without tied embeddings: it picks each token's successor.
+    """A head for a peaked model without tied embeddings: it predicts each token's successor.
 
     Its one attention head attends to its own row and copies the embedding; all else is zero.
     """

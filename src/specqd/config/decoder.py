@@ -31,10 +31,13 @@ _ROPE = RopeDefaults()
 
 @dataclass(frozen=True, slots=True)
 class SigmoidChoice:
-    """Experts are chosen by the sigmoids of their scores plus a bias of each expert.
+    """The router chooses experts by the sigmoids of their scores plus a correction bias
+    (`e_score_correction_bias`).
 
-    Only those of the `chosen_groups` groups count whose best two have the largest sums. Shares are
-    the sigmoids, times `scale`; those of the chosen, over their sum and `least_sum`.
+    The experts form `groups`. The router compares the sums of each group's two best experts, and
+    chooses only from the `chosen_groups` groups with the largest sums. Routing weights are the
+    sigmoids, without the bias, times `scale`. If they are normalised, each is divided by the sum of
+    the chosen ones plus `least_sum`.
     """
 
     groups: int = 1
@@ -48,9 +51,10 @@ class SigmoidChoice:
 class ExpertsConfig:
     """Layers where a router chooses `per_token` of `count` feed forwards of width `size`.
 
-    The shares are a softmax over the scores of the chosen experts, or of all. With `has_shared`,
-    every row passes through the layer's own feed forward too. With `has_own_norms`, experts and
-    router have norms of their own, and so have both parts of the sum.
+    Routing weights are a softmax over the scores of the chosen experts (`shares_of_chosen`), or of
+    all experts. With `has_shared`, every row also passes through the layer's own feed forward. With
+    `has_own_norms`, the experts and the router have norms of their own, and so have the outputs of
+    the experts and of the shared feed forward.
     """
 
     count: int
@@ -67,10 +71,12 @@ class ExpertsConfig:
 
 @dataclass(frozen=True, slots=True)
 class LatentConfig:
-    """Attention of all heads to one row a position: a latent of `rank`, and `rope_dim` that rotate.
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434).
 
-    Of the latent follow `plain_dim` values of a head's key, which the rotated part completes, and
-    its value of `value_dim`. Queries have a latent of `query_rank`, or none.
+    All heads attend to one row per position: a latent of `rank` values, and `rope_dim` values that
+    rotate. Each head's key consists of `plain_dim` values, projected from the latent, and of the
+    rotated values. Each head's value, of `value_dim`, is projected from the latent too. Queries are
+    projected from a latent of `query_rank`; None means that they are projected directly.
     """
 
     rank: int
@@ -88,8 +94,9 @@ class LatentConfig:
 class AttentionConfig:
     """The keys and values of one layer.
 
-    With `values_are_keys`, values are the keys before norm and rotation, or their latent.
-    `kv_layer` is the earlier layer whose keys and values are read; None: the layer has its own.
+    With `values_are_keys`, the values are the keys before norm and rotation, or their latent.
+    `kv_layer` is the earlier layer whose keys and values this layer reads; None means that it has
+    its own.
     """
 
     num_kv_heads: int
@@ -113,10 +120,11 @@ class DecoderConfig:
     With `windows[layer] = w > 0`, position q attends to positions q-w+1 .. q; 0 is full attention.
     `ropes[layer]` is None for a layer without positions. `qkv_bias`, `output_bias` and `mlp_bias`
     say which linears have a bias. `qk_norm` normalises queries and keys before the rotation: each
-    head with one weight for all ("one"), each with its own ("each"), or the whole row ("row").
-    `norms` stand before attention and feed forward, after, or both; `norm_offset` is added to their
-    weights. `rope_pairs` says which of 2n rotated dimensions of a head rotate together: i and i + n
-    ("halves"), or 2i and 2i + 1 ("neighbours").
+    head with one weight for all heads ("one"), each head with a weight of its own ("each"), or the
+    whole row ("row"). `norms` says whether norms come before attention and feed forward, after
+    them, or both; `norm_offset` is added to the norms' weights. `rope_pairs` says which of the 2n
+    rotated dimensions of a head rotate together: i and i + n ("halves"), or 2i and 2i + 1
+    ("neighbours").
     """
 
     model_type: str
@@ -151,16 +159,16 @@ class DecoderConfig:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
-    has_sinks: bool = False
-    gates_attention: bool = False  # its outputs; the gates' rows follow each head's query
+    has_sinks: bool = False  # one more score per attention head, without a value
+    gates_attention: bool = False  # gates its outputs; their rows follow each head's query
     experts: ExpertsConfig | None = None
     recurrent: DeltaConfig | ConvolutionConfig | None = None
     latent: LatentConfig | None = None  # of all layers; `head_dim` is then its row's
-    attentions: tuple[AttentionConfig, ...] = ()  # by layer; empty: all as stated above
+    attentions: tuple[AttentionConfig, ...] = ()  # by layer; empty: as the fields above say
     norms_values: bool = False  # each head's, without a weight
-    intermediate_sizes: tuple[int, ...] = ()  # by layer; empty: all as stated above
+    intermediate_sizes: tuple[int, ...] = ()  # by layer; empty: `intermediate_size`
     per_layer: PerLayerConfig | None = None
-    scales_layers: bool = False  # the residual stream behind each layer, by a number of its own
+    scales_layers: bool = False  # multiplies the output of each layer by a number of its own
     mtp: MtpConfig | None = None  # of the family; the checkpoint may lack the layer
     reads_pairs: bool = False  # attention reads [embedding; hidden], as in an EAGLE-3 head
 
@@ -224,9 +232,9 @@ def read_decoder(
     window: int = 0,
     windows: tuple[int, ...] = (),
 ) -> DecoderConfig:
-    """Reads what all model types share; the arguments are the defaults and traits of one of them.
+    """Reads the fields that all families have; the arguments are defaults and traits of a family.
 
-    `context` is the longest sequence that will be asked for, if known. `attention_bias` includes
+    `context` is the longest sequence that will be decoded, if known. `attention_bias` includes
     `qkv_bias`. `window` is that of every layer, unless `windows` has one for each.
     """
     num_layers = layer_count(fields)
@@ -290,7 +298,7 @@ def _read_heads(
 
 
 def check_heads(fields: Fields, heads: int, kv_heads: int, head_dim: int) -> None:
-    """Raises for numbers and sizes of heads that the core does not have."""
+    """Raises ConfigError for numbers and sizes of attention heads that are not supported."""
     if heads % kv_heads:
         problem = f"{heads} is not a multiple of {kv_heads} kv heads"
         raise fields.error("num_attention_heads", problem)
@@ -301,7 +309,7 @@ def check_heads(fields: Fields, heads: int, kv_heads: int, head_dim: int) -> Non
 
 
 def read_window(fields: Fields, default: int) -> int:
-    """The window, 0 for full attention: a null too. An absent field takes the default."""
+    """The window; 0, also for a null, is full attention. An absent field takes the default."""
     return fields.integer("sliding_window", 0 if "sliding_window" in fields.values else default)
 
 
@@ -313,7 +321,7 @@ def read_layer_types(fields: Fields) -> list[str] | None:
 
 
 def alternating_types(fields: Fields, every: int) -> list[str]:
-    """The stated types, or full attention on every `every`-th layer."""
+    """The stated types of layers; without any, full attention on every `every`-th layer."""
     layers = range(1, layer_count(fields) + 1)
     return read_layer_types(fields) or [
         "sliding_attention" if layer % every else "full_attention" for layer in layers

@@ -60,7 +60,7 @@ def read_qwen3_moe(fields: Fields, context: int | None) -> DecoderConfig:
 
 
 def read_qwen3_5_moe(fields: Fields, context: int | None) -> DecoderConfig:
-    """Qwen 3.5 with experts in every layer, beside one that every row passes through."""
+    """Qwen 3.5 with experts and a shared expert in every layer."""
     width = fields.integer("shared_expert_intermediate_size", 512)
     fields = fields.with_values(intermediate_size=width)
     experts = read_experts(
@@ -70,7 +70,7 @@ def read_qwen3_5_moe(fields: Fields, context: int | None) -> DecoderConfig:
 
 
 def read_qwen3_next(fields: Fields, context: int | None) -> DecoderConfig:
-    """Before Qwen 3.5: experts beside a shared one, but plain feed forwards in some layers."""
+    """Qwen 3 Next: experts and a shared expert, but plain feed forwards in some layers."""
     experts = read_experts(
         fields,
         size=fields.integer("moe_intermediate_size", 512),
@@ -83,7 +83,7 @@ def read_qwen3_next(fields: Fields, context: int | None) -> DecoderConfig:
 
 
 def _with_experts(fields: Fields, context: int | None, experts: ExpertsConfig) -> DecoderConfig:
-    """Qwen 3.5 with experts beside a shared one."""
+    """Qwen 3.5 with these experts and a shared expert."""
     config = read_qwen3_5(fields, context)
     width = fields.integer("shared_expert_intermediate_size", 512)
     sizes = tuple(width if sparse else config.intermediate_size for sparse in experts.layers)

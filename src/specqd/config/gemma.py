@@ -71,7 +71,7 @@ def _read_gemma(
 def read_gemma_decoder(
     fields: Fields, context: int | None, max_positions: int, windows: tuple[int, ...]
 ) -> DecoderConfig:
-    """The entries that all of the Gemma families share."""
+    """Reads the fields that all of Gemma's families have."""
     config = read_decoder(
         fields,
         context=context,

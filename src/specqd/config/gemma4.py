@@ -58,7 +58,7 @@ def _refuse_what_is_missing(fields: Fields) -> None:
 
 
 def _read_experts(fields: Fields) -> ExpertsConfig:
-    """In every layer, beside the feed forward that every row passes through."""
+    """Every layer has experts, and a feed forward for all rows."""
     experts = read_experts(
         fields,
         size=fields.integer("moe_intermediate_size"),
@@ -85,7 +85,7 @@ def _read_attentions(
         if not before or own[before[-1]] != own[layer]:
             raise fields.error(
                 "num_kv_shared_layers",
-                f"is {num_shared}, but layer {layer} has no like layer before those that share",
+                f"is {num_shared}, but no layer before those that share is like layer {layer}",
             )
         own[layer] = replace(own[layer], values_are_keys=False, kv_layer=before[-1])
     return tuple(own)

@@ -24,7 +24,7 @@ _ARCHITECTURES = {  # refused, and why
 }
 _FLAGS = {  # field -> the value that is refused, and why
     "use_aux_hidden_state": (False, "it reads no residuals of the model's layers"),
-    "eh_proj_before_attn": (True, "a projection stands before its attention"),
+    "eh_proj_before_attn": (True, "it has a projection before its attention"),
     "parallel_draft_heads": (True, _PARALLEL),
     "parallel_drafting": (True, _PARALLEL),
 }
@@ -112,7 +112,7 @@ def _read_taps(fields: Fields, eagle: Fields, layers: int) -> tuple[int, ...]:
     """The boundaries that the head reads.
 
     Configurations name either boundaries or layers whose outputs are read. The field
-    `layer_ids_are` tells which; without it, ids that begin with 1 are layers, as in SGLang.
+    `layer_ids_are` says which; without it, ids that begin with 1 are layers, as in SGLang.
     """
     holder = fields if fields.get(_IDS) is not None else eagle
     ids = holder.get(_IDS)

@@ -1,4 +1,4 @@
-"""The families with DeepSeek's experts: a choice by sigmoids, and most with latent attention."""
+"""The families with DeepSeek's router of experts, most of them with latent attention."""
 
 import math
 from dataclasses import replace
@@ -40,7 +40,7 @@ def read_glm4_moe_lite(fields: Fields, context: int | None) -> DecoderConfig:
 
 
 def read_glm4_moe(fields: Fields, context: int | None) -> DecoderConfig:
-    """Plain attention, half of each head rotated, beside DeepSeek's experts."""
+    """DeepSeek's experts with plain attention; half of each head rotates."""
     config = read_decoder(
         fields,
         context=context,

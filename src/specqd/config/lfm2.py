@@ -24,7 +24,7 @@ def read_lfm2(fields: Fields, context: int | None) -> DecoderConfig:
 
 
 def read_lfm2_moe(fields: Fields, context: int | None) -> DecoderConfig:
-    """Experts behind the first layers, chosen by sigmoids."""
+    """LFM2 with experts in all layers but the first ones."""
     config = _read(fields, context)
     dense = fields.integer("num_dense_layers", 2, least=0)
     experts = read_experts(

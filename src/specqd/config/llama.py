@@ -94,7 +94,7 @@ def read_qwen2(fields: Fields, context: int | None) -> DecoderConfig:
 
 
 def read_mimo(fields: Fields, context: int | None) -> DecoderConfig:
-    """Qwen 2 with MTP layers behind the last one."""
+    """Qwen 2 with MTP layers after the last layer."""
     family = MtpConfig(hidden_first=True, blanks_first=True)
     return replace(read_qwen2(fields, context), mtp=read_mtp(fields, family))
 
@@ -188,7 +188,7 @@ def read_granitemoehybrid(fields: Fields, context: int | None) -> DecoderConfig:
             problem = f"has {shown(kind)}; only full_attention is supported, no recurrent layers"
             raise fields.error("layer_types", problem)
     if fields.integer("num_local_experts", 8, least=0):
-        raise fields.wrong("num_local_experts", "0 (no experts beside the shared feed forward)")
+        raise fields.wrong("num_local_experts", "0 (no experts, only the shared feed forward)")
     position = fields.get("position_embedding_type")
     if position not in (None, "rope", "nope"):
         raise fields.wrong("position_embedding_type", "rope, nope or null")
@@ -278,7 +278,7 @@ def read_ernie4_5(fields: Fields, context: int | None) -> DecoderConfig:
 
 
 def read_exaone4(fields: Fields, context: int | None) -> DecoderConfig:
-    """Norms after both blocks and of each head; with windows, only their layers have positions."""
+    """Norms after both blocks, and of heads. If layers have windows, only these have positions."""
     window = read_window(fields, 4096)
     has_pattern = window and fields.get("layer_types") is None  # else it may be a text: LLLG
     every = fields.integer("sliding_window_pattern", 4) if has_pattern else 1

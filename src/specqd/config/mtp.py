@@ -11,7 +11,7 @@ class MtpConfig:
 
     `reads_normed`: the model's final norm has been applied to the hidden rows. `recycles_normed`:
     the next row reads the output of the layer's own final norm. `hidden_first`: the hidden row
-    stands before the embedding. `blanks_first`: the first pair of a text has no embedding.
+    comes before the embedding. `blanks_first`: the first pair of a text has no embedding.
     """
 
     reads_normed: bool = True

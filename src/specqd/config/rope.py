@@ -21,10 +21,11 @@ _LARGEST_ANGLE = 2.0**30  # radians whose cosine the core computes accurately
 class RopeConfig:
     """Rotary positions. Fields that a kind does not use hold neutral values.
 
-    The first dimensions of each head rotate, `share` of them; where the kind is `proportional`, the
-    first ones of both halves. `attention_factor` None is derived
-    from `factor`, `mscale` and `mscale_all_dim` (0 if absent). `factors` divide the frequency of
-    each pair. Rotated queries are scaled by 1 + query_growth ln(1 + floor(position / original)).
+    The first dimensions of each head rotate; `share` is their fraction. If the kind is
+    `proportional`, the first dimensions of both halves rotate. If `attention_factor` is None, it
+    follows from `factor`, `mscale` and `mscale_all_dim` (0 if absent). `factors` divide the
+    frequency of each pair. Rotated queries are scaled by
+    1 + query_growth ln(1 + floor(position / original)).
     """
 
     kind: RopeKind
@@ -48,7 +49,7 @@ class RopeConfig:
 class RopeDefaults:
     """A family's defaults for absent fields, and its field names.
 
-    `share` None: whole heads rotate, and the configuration cannot change that.
+    If `share` is None, whole heads rotate, and the configuration cannot change that.
     """
 
     theta: float = 10_000.0
@@ -94,7 +95,7 @@ def read_ropes_by_type(
     ropes = fields.part("rope_parameters")
     if "rope_type" in ropes.values:
         raise ropes.error(
-            "rope_type", "stands outside full_attention and sliding_attention; state it in them"
+            "rope_type", "is outside full_attention and sliding_attention; state it in them"
         )
     is_old = fields.get("rope_scaling") is not None or not ropes.values
     scaled = fields.part("rope_scaling") if is_old else ropes.part("full_attention")
@@ -161,7 +162,7 @@ def _check_angles(rope: Fields, config: RopeConfig, positions: int) -> None:
 
 
 def _read_share(fields: Fields, rope: Fields, head_dim: int, defaults: RopeDefaults) -> float:
-    """The share of a head that rotates."""
+    """The fraction of a head that rotates."""
     for holder, name in ((rope, "partial_rotary_factor"), (fields, defaults.share_name)):
         share = holder.optional_number(name, 0.0, 1.0)
         if share is None:
@@ -169,7 +170,7 @@ def _read_share(fields: Fields, rope: Fields, head_dim: int, defaults: RopeDefau
         if defaults.share is None and share != 1.0:
             raise holder.wrong(name, "1 (rotating the whole head)")
         if int(head_dim * share) % 2 or int(head_dim * share) == 0:
-            raise holder.wrong(name, f"a share of head_dim {head_dim} that is even")
+            raise holder.wrong(name, f"a fraction of head_dim {head_dim} that is even")
         return share
     return 1.0 if defaults.share is None else defaults.share
 

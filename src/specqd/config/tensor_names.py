@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """Module names; those of a layer follow `layers` and the layer's index.
+    """Module names. Those of a layer's modules come after `layers` and the layer's index.
 
     A single name in `query_key_value` is a fused tensor: rows of queries, keys and values (by head,
-    if `fused_by_head`). A single name in `gate_up` is fused too, or the only projection of a feed
-    forward without gates. None is a norm that the family lacks. An expert's modules follow
-    `experts` and its number; or, where the family stacks them, all are one tensor each.
+    if `fused_by_head`). A single name in `gate_up` is a fused tensor too, or the only projection of
+    a feed forward without gates. None is a norm that the family lacks. The names of an expert's
+    modules come after `experts` and the expert's number; if the family stacks its experts, each
+    module is one tensor for all of them (`expert_stacks`).
     """
 
     embedding: str = "model.embed_tokens"
@@ -37,14 +38,14 @@ class TensorNames:
     expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     expert_down: str = "down_proj"
     expert_stacks: tuple[str, str] | None = None  # gates and ups, and downs, of all experts
-    shared_gate_up: tuple[str, ...] = ()  # of the feed forward beside the experts
+    shared_gate_up: tuple[str, ...] = ()  # of the shared feed forward
     shared_down: str = ""
     shared_gate: str | None = None  # the gate of its output
     experts_norm: str | None = None
     experts_post_norm: str | None = None
     shared_post_norm: str | None = None
     router_norm: str | None = None  # this and the next are tensors, not modules
-    share_scales: str | None = None  # factors on shares by expert
+    share_scales: str | None = None  # factors on routing weights, by expert
     choice_bias: str = "mlp.gate.e_score_correction_bias"
     sinks: str = "self_attn.sinks"
     recurrent: str = "linear_attn"
@@ -68,11 +69,11 @@ class TensorNames:
 
 @dataclass(frozen=True, slots=True)
 class MtpNames:
-    """Module names of an MTP layer, which is one of the family's layers between others.
+    """Module names of an MTP layer: one of the family's layers, with norms and a projection.
 
-    All begin with `prefix`; those of the layer follow `layers` and `index`. `feed_forward_of` is
-    the model's layer whose kind of feed forward it has. `repeated` are tensors that some files
-    hold again, though they are the model's.
+    All names begin with `prefix`; those of the layer's own modules come after `layers` and `index`.
+    `feed_forward_of` is the index of a layer of the model that has the same kind of feed forward.
+    `repeated` are tensors of the model that some files hold a second time.
     """
 
     prefix: str

@@ -57,7 +57,7 @@ FAMILIES = {
                 hidden=128, heads=8, kv_heads=1, head_dim=128, ffn=48, vocab=283,
                 extra={"num_experts": 16, "num_experts_per_tok": 8, "norm_topk_prob": True},
             ),
-            "96, shares of chosen, plain layers": Shape(
+            "96, routing weights of chosen, plain layers": Shape(
                 hidden=100, heads=4, kv_heads=2, head_dim=96, ffn=60, layers=4, vocab=283,
                 window=21, has_biases=True,
                 extra={

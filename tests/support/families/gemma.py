@@ -291,11 +291,11 @@ FAMILIES = {
             ),
             (
                 {"num_kv_shared_layers": 4},
-                ["num_kv_shared_layers is 4, but layer 0 has no like layer before"],
+                ["num_kv_shared_layers is 4, but no layer before those that share is like layer 0"],
             ),
             (
                 {"layer_types": [SLIDING, SLIDING, FULL, FULL], "num_kv_shared_layers": 2},
-                ["num_kv_shared_layers is 2, but layer 2 has no like layer before"],
+                ["num_kv_shared_layers is 2, but no layer before those that share is like layer 2"],
             ),
             ({"num_kv_shared_layers": 5}, ["an integer from 0 to 4"]),
             ({"global_head_dim": 513}, ["head_dim 513 is odd"]),

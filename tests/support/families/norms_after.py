@@ -86,7 +86,7 @@ FAMILIES = {
             ({"sliding_window": None}, ["sliding_window is off"]),
             (
                 {"rope_parameters": YARN},
-                ["rope_parameters.rope_type stands outside full_attention"],
+                ["rope_parameters.rope_type is outside full_attention"],
             ),
         ],
     ),
@@ -185,7 +185,7 @@ FAMILIES = {
             ),
         ],
         refusals=[
-            ({"partial_rotary_factor": 0.01}, ["is 0.01", "share of head_dim 128 that is even"]),
+            ({"partial_rotary_factor": 0.01}, ["is 0.01", "fraction of head_dim 128 that is even"]),
         ],
     ),
 }  # fmt: skip

@@ -8,7 +8,7 @@ from specqd.config.recurrent import ConvolutionConfig, DeltaConfig
 from support.families.family import Family
 from support.shapes import FULL, HEADS_40, HEADS_72, SMALL, Shape
 
-# Two value heads a key head, so that their order matters.
+# Two value heads per key head, so that their order matters.
 DELTA_NET = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -26,16 +26,16 @@ FAMILIES = {
             ),
         },
         parity={
-            "24, two value heads a key head": Shape(
+            "24, two value heads per key head": Shape(
                 hidden=72, heads=4, kv_heads=2, head_dim=24, ffn=84, layers=4, vocab=301,
                 rope_theta=1e7, spells_rope_parameters=True, extra=DELTA_NET,
             ),
-            "72 tied, one value head a key head": replace(
+            "72 tied, one value head per key head": replace(
                 HEADS_72, kv_heads=1, layers=4, is_tied=True, rope_theta=1e6,
                 spells_rope_parameters=True,
                 extra=DELTA_NET | {"linear_num_value_heads": 2, "linear_key_head_dim": 40},
             ),
-            "40, three value heads a key head, every other layer": replace(
+            "40, three value heads per key head, every other layer": replace(
                 HEADS_40, layers=4, rope_theta=1e6, spells_rope_parameters=True,
                 extra=DELTA_NET | {
                     "linear_num_value_heads": 6, "linear_value_head_dim": 48,
@@ -162,7 +162,7 @@ FAMILIES = {
                     "shared_expert_intermediate_size": 60, "mlp_only_layers": [1],
                 },
             ),
-            "40, three value heads a key head, shares of all": replace(
+            "40, three value heads per key head, routing weights of all": replace(
                 HEADS_40, ffn=36, layers=4, rope_theta=1e6,
                 extra=DELTA_NET | {
                     "linear_num_value_heads": 6, "linear_value_head_dim": 48,
