@@ -1,4 +1,7 @@
-"""Small random models as complete Hugging Face directories. Knows nothing of our readers."""
+"""Small random models as complete Hugging Face directories.
+
+Which tensors a model has follows from the configuration that its `config.json` is read as.
+"""
 
 import json
 import math
@@ -49,7 +52,7 @@ def make_model(directory: Path, shape: Shape, seed: int) -> Path:
 
 
 def make_escaping_model(directory: Path, seed: int) -> Path:
-    """A model that generates only ESC: its head is zero, so token 0 wins every tie."""
+    """A model that generates only ESC: its output head is zero, so token 0 wins every tie."""
     shape = Shape(layers=1, context=1 << 17)
     make_model(directory, shape, seed)
     tensors = make_tensors(shape, seed)
