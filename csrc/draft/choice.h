@@ -7,8 +7,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "draft/draft.h"
 #include "draft/drafter.h"
-#include "draft/policy.h"
 
 namespace specqd {
 
