@@ -230,8 +230,8 @@ class Running:
 
     @classmethod
     def of(cls, text: Text, key: int, is_sampled: bool) -> "Running":
-        picker, length = _native.Picker(), len(text.prompt)
-        sequence = Sequence(text.prompt, picker, length, is_sampled=is_sampled)
+        sampler, length = _native.Sampler(), len(text.prompt)
+        sequence = Sequence(text.prompt, sampler, length, is_sampled=is_sampled)
         sequence.key = key
         return cls(sequence, len(text.tokens))
 

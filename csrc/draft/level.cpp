@@ -119,8 +119,8 @@ int64_t Level::longest(const DraftRequest& request) {
   return std::min({request.at_most, length_.value_or(kLongestProposal), room});
 }
 
-// Rows behind the prompt that a forward takes before that of the last token. A prompt is read once,
-// whatever comes of it.
+// Rows after the prompt that a forward reads before that of the last token. A prompt does not
+// count: it is read once in any case.
 int64_t Level::lag(const Sequence& sequence, Context& context) const {
   const size_t last = sequence.tokens.size() - 1;
   const size_t held = context.match(sequence.tokens, sequence.num_accepted());
@@ -220,14 +220,14 @@ std::vector<Proposal> Level::advance(std::span<const DraftRequest> requests) {
     answers.push_back(model_.verify(row, proposals[i].tokens, requests[i].sequence));
     row += std::ssize(proposals[i].tokens) + 1;
   }
-  const double picked = clock_();
+  const double sampled = clock_();
   size_t made = 0;
   for (const ScoredTokens& answer : answers) made += answer.tokens.size();
   std::vector<Proposal> verified = conclude(asked, contexts, proposals, std::move(answers));
   ++stats.forwards;
   stats.rows += num_rows;
   stats.seconds += forwarded - drafted;
-  stats.pick_seconds += picked - forwarded;
+  stats.pick_seconds += sampled - forwarded;
   if (!is_prompt || num_rows <= kLongestProposal)
     costs_.of(requests.size())->add(num_rows, clock_() - drafted);
   if (!is_prompt) rates_[requests.size()].add(static_cast<double>(made), clock_() - begun);
