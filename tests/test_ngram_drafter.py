@@ -84,40 +84,6 @@ def test_a_token_is_proposed_while_it_is_worth_its_row() -> None:
     assert propose(NgramDrafter(), sequence, token_value_s=0.0).tokens == []
 
 
-def batch_lengths(sequences: list[Sequence], costs: RowCosts) -> list[int]:
-    """Lengths of the proposals for a batch where a token is worth a second."""
-    batch = len(sequences)
-    requests = [
-        DraftRequest(sequence, 32, token_value_s=1.0, costs=costs, rows=batch, sharing=batch)
-        for sequence in sequences
-    ]
-    return [len(proposal.tokens) for proposal in NgramDrafter().propose(requests)]
-
-
-def test_a_text_that_speaks_alone_pays_for_its_own_rows(rng: np.random.Generator) -> None:
-    repeating = [1, 2, 3] * 20
-    sequences = [sequence_of(rng.permutation(np.arange(60)).tolist()) for _ in range(15)]
-    sequences.insert(int(rng.integers(16)), sequence_of(repeating))
-    # No row past the 32nd costs anything: three tokens of each sequence would pay, not of one.
-    dear_before_cheap = RowCosts()
-    dear_before_cheap.begin({1: 1.0, 32: 64.0, 33: 64.0})
-    assert batch_lengths(sequences, dear_before_cheap) == [0] * 16
-    cheap_before_dear = RowCosts()
-    cheap_before_dear.begin({1: 1.0, 16: 16.0, 24: 16.0, 32: 32.0})
-    alone = batch_lengths(sequences, cheap_before_dear)
-    assert sum(alone) == max(alone) == 8
-
-
-def test_rows_that_cost_nothing_go_to_the_tokens_that_are_likeliest() -> None:
-    costs = RowCosts()
-    costs.begin({1: 1.0, 16: 16.0, 24: 16.0, 32: 32.0})
-    likely, less_likely = [1, 2, 3] * 20, [1, 2, 3, 1, 2, 4, 1, 2, 5, 1, 2]
-    sequences = [sequence_of(likely if i < 3 else less_likely) for i in range(16)]
-    lengths = batch_lengths(sequences, costs)
-    assert sum(lengths) == 8
-    assert lengths[3:] == [0] * 13
-
-
 def test_rejections_shorten_what_is_proposed() -> None:
     drafter, sequence = NgramDrafter(), sequence_of([1, 2, 3] * 5)
     request = DraftRequest(sequence, 16, token_value_s=1.0, costs=costs_of(0.2))
@@ -126,15 +92,6 @@ def test_rejections_shorten_what_is_proposed() -> None:
         drafter.observe(request, drafter.propose([request])[0], 0)
     after = drafter.propose([request])[0]
     assert len(after.tokens) < len(before.tokens)
-
-
-def test_a_drafter_that_stopped_begins_again_when_it_would_have_been_right() -> None:
-    drafter, sequence = NgramDrafter(), sequence_of([1, 2, 3] * 5)
-    request = DraftRequest(sequence, 16, token_value_s=1.0, costs=costs_of(0.3))
-    while (proposal := drafter.propose([request])[0]).tokens:
-        drafter.observe(request, proposal, 0)
-    drafted, accepted = write(drafter, sequence, [1, 2, 3] * 80, row_seconds=0.3)
-    assert accepted == drafted > 60
 
 
 def test_guesses_of_outer_levels_are_continued_but_not_learned() -> None:

@@ -19,17 +19,6 @@ def test_calibration_learns_how_often_a_confidence_is_right() -> None:
     assert calibration.probability(0.2) == pytest.approx(0.2, abs=0.1)
 
 
-def test_what_was_not_seen_is_expected_to_be_no_better_than_what_was() -> None:
-    calibration = Calibration()
-    assert calibration.cautious_probability(0.99) == calibration.probability(0.99)
-    for confidence in (0.1, 0.4, 0.65, 0.9):
-        calibration.observe(confidence, is_accepted=False)
-    assert calibration.cautious_probability(0.99) < 0.3 < calibration.probability(0.99)
-    for _ in range(300):
-        calibration.observe(0.99, is_accepted=True)
-    assert calibration.cautious_probability(0.99) > 0.95
-
-
 def test_row_costs_are_interpolated_and_extended() -> None:
     costs = RowCosts()
     assert costs.seconds(3) == 0.0
@@ -47,9 +36,7 @@ def test_an_outlier_counts_for_twice_the_cost_expected() -> None:
     other = RowCosts()
     other.begin({1: 1.0, 9: 2.6})
     costs.add(9, 5.2)
-    costs.add(1, 1.0)  # the end of a run
     other.add(9, 90.0)
-    other.add(1, 1.0)
     assert 2.6 < costs.seconds(9) == other.seconds(9) <= 5.2
 
 
@@ -65,14 +52,17 @@ def test_more_rows_never_cost_less() -> None:
     assert curve == sorted(curve)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_row_costs_are_learned_whatever_was_measured_first(seed: int) -> None:
-    rng = random.Random(seed)
+@pytest.mark.parametrize("first", [0.2, 1.0, 3.0])
+@pytest.mark.parametrize("more", [0.2, 1.0, 8.0])
+def test_the_first_row_and_further_rows_are_learned_whatever_was_measured_first(
+    first: float, more: float
+) -> None:
+    rng = random.Random(1)
     costs = RowCosts()
-    costs.begin({1: 1.0, 2: 1.0, 4: 7.0, 9: 7.0})
+    costs.begin({1: first, 8: first + 0.7 * more, 16: first + 3.9 * more})
 
     def truth(rows: int) -> float:
-        return 2.0 + 0.1 * (rows - 1) + 0.3 * max(rows - 8, 0)
+        return 1.0 + 0.1 * (rows - 1) + 0.3 * max(rows - 8, 0)
 
     for _ in range(1000):
         rows = rng.randint(1, 16)
@@ -97,14 +87,6 @@ def test_a_rate_is_seconds_per_recent_token() -> None:
     for _ in range(10):
         rate.add(4, 2.0)
     assert rate.seconds_per_token == pytest.approx(0.5)
-
-
-def test_a_calibration_s_mean_is_over_all_confidences() -> None:
-    calibration = Calibration()
-    for _ in range(2000):
-        calibration.observe(0.9, True)
-        calibration.observe(0.2, False)
-    assert calibration.mean == pytest.approx(0.5, abs=0.05)
 
 
 @pytest.mark.parametrize("right", [0.0, 0.2])

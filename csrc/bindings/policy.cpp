@@ -17,13 +17,12 @@ void bind_policy(nb::module_& m, nb::module_& testing) {
       .def("begin", &RowCosts::begin, "measured"_a, "Starts from seconds by rows.")
       .def("add", &RowCosts::add, "rows"_a, "seconds"_a)
       .def("seconds", &RowCosts::seconds, "rows"_a, "Estimated; 0 where nothing was measured yet.");
-  nb::class_<Calibration>(testing, "Calibration", "Stated confidence -> observed acceptance.")
-      .def(nb::init<double, double>(), "floor"_a = 0.0, "memory"_a = 300.0)
+  nb::class_<Calibration>(testing, "Calibration", "Stated confidence -> observed acceptance rate.")
+      .def(nb::init<double>(), "floor"_a = 0.0)
       .def("probability", &Calibration::probability, "confidence"_a)
-      .def("cautious_probability", &Calibration::cautious_probability, "confidence"_a)
-      .def_prop_ro("mean", &Calibration::mean)
       .def("observe", &Calibration::observe, "confidence"_a, "is_accepted"_a);
-  nb::class_<TokenRate>(testing, "TokenRate", "Tokens a second of a level, over its recent rounds.")
+  nb::class_<TokenRate>(testing, "TokenRate",
+                        "Tokens per second of a level, over its recent rounds.")
       .def(nb::init<>())
       .def("add", &TokenRate::add, "tokens"_a, "seconds"_a)
       .def_prop_ro("seconds_per_token", &TokenRate::seconds_per_token);

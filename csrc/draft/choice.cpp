@@ -29,29 +29,15 @@ std::vector<Proposal> DraftChoice::propose(std::span<const DraftRequest> request
     drafts.emplace_back(request, std::min(request.at_most, kLongestProposal));
     parts_[request.sequence->key].clear();
   }
-  {
-    const Guesses guesses(drafts);
-    while (true) {
-      std::vector<Draft*> going;
-      for (Draft& draft : drafts)
-        if (draft.may_go_on()) going.push_back(&draft);
-      if (going.empty()) break;
-      const std::vector<Best> best = choose(rests_of(going));
-      std::vector<std::vector<Draft*>> chosen(candidates_.size());
-      for (size_t j = 0; j < going.size(); ++j) {
-        if (best[j].value > 0.0 || going[j]->count() == 0)
-          chosen[best[j].candidate].push_back(going[j]);
-        else
-          going[j]->is_done = true;
-      }
-      for (size_t i = 0; i < candidates_.size(); ++i)
-        if (!chosen[i].empty()) extend(chosen[i], i);
-    }
-  }
-  std::vector<Proposal> proposals;
-  proposals.reserve(drafts.size());
-  for (Draft& draft : drafts) proposals.push_back(std::move(draft.proposal));
-  return proposals;
+  return propose_in_rounds(std::move(drafts), [this](std::span<Draft* const> going) {
+    const std::vector<Best> best = choose(rests_of(going));
+    std::vector<std::vector<Draft*>> chosen(candidates_.size());
+    for (size_t j = 0; j < going.size(); ++j)
+      if (best[j].value > 0.0 || going[j]->count() == 0)
+        chosen[best[j].candidate].push_back(going[j]);
+    for (size_t i = 0; i < candidates_.size(); ++i)
+      if (!chosen[i].empty()) extend(chosen[i], i);
+  });
 }
 
 // Adds what a candidate proposes to each of the drafts; they are done where that is nothing.

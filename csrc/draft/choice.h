@@ -1,4 +1,5 @@
-// Drafters side by side. At each place of a proposal the one that is worth most there goes on.
+// A choice between drafters. At each place of a proposal, the drafter whose tokens are worth most
+// continues it.
 #pragma once
 
 #include <cstdint>
@@ -7,12 +8,12 @@
 #include <unordered_map>
 #include <vector>
 
+#include "draft/draft.h"
 #include "draft/drafter.h"
-#include "draft/policy.h"
 
 namespace specqd {
 
-// A proposal may so begin with what one drafter makes and go on with what another makes after it.
+// A proposal may begin with the tokens of one drafter and continue with those of another.
 class DraftChoice : public Drafter {
  public:
   struct Candidate {
@@ -22,8 +23,8 @@ class DraftChoice : public Drafter {
 
   explicit DraftChoice(std::vector<Candidate> candidates) : candidates_(std::move(candidates)) {}
 
-  // Where no candidate is worth anything at the first place, the first one is asked all the same:
-  // it may probe.
+  // If no candidate is worth anything at the first place, the first candidate is asked, because it
+  // may probe.
   std::vector<Proposal> propose(std::span<const DraftRequest> requests) override;
   std::vector<double> values(std::span<const DraftRequest> requests) override;
   void observe(const DraftRequest& request, const Proposal& proposal, size_t accepted) override;
@@ -35,7 +36,7 @@ class DraftChoice : public Drafter {
     size_t candidate = 0;
     double value = 0.0;
   };
-  // One candidate's share of a sequence's last proposal.
+  // The part of a sequence's last proposal that one candidate made.
   struct Part {
     size_t candidate, start;
     DraftRequest request;

@@ -4,12 +4,12 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace specqd {
@@ -26,42 +26,27 @@ class RunningMean {
 
 using MeasuredCosts = std::map<int64_t, double>;  // seconds by number of rows
 
-// Seconds of a forward by its number of rows: those of the first row, and what each more adds.
-//
-// A Kalman filter over these parts, each with a variance of its own: what was not seen for long is
-// uncertain, and takes the blame when a forward takes longer or less than expected. Unseen parts
-// follow their neighbours: else an old price is kept because nobody pays it. Samples above what was
-// expected weigh less, and never count for more than twice that: interference only adds. More rows
+// Seconds of a forward by its number of rows: a measured curve, whose first row and whose further
+// rows have each become dearer or cheaper by a factor, and then a slope. A sample changes the
+// factors in proportion to what they contribute to it, or the slope. Interference only adds time:
+// so faster samples weigh more, and none counts for more than twice what was expected. More rows
 // never cost less.
 class RowCosts {
  public:
-  RowCosts();
-
-  // Starts from what was measured with care: seconds by rows, of one row at least.
+  // Starts from seconds by rows, of one row at least.
   void begin(const MeasuredCosts& measured);
-  // Learns from a sample; from a run of the same number of rows by its mean, at its end.
   void add(int64_t rows, double seconds);
   // Estimated; 0 where nothing was measured yet.
   double seconds(double rows) const;
 
  private:
-  static constexpr size_t kKnots = 12, kParts = 1 + kKnots;
+  // Measured seconds of the rows after the first one, interpolated.
+  double measured_more(double rows) const;
+  double beyond(double rows) const { return std::max(rows - measured_.back().first, 0.0); }
 
-  void learn(int64_t rows, double seconds, int samples);
-  double unit(size_t part) const;
-  double variance(size_t part) const;
-  void pull(size_t start, double change);
-  void sum();
-
-  // The first part is seconds of one row; then seconds a row from each knot to the next.
-  std::array<double, kParts> parts_{}, variances_;  // a variance is of a share of its part
-  std::array<int64_t, kParts> seen_{};              // the count at which it was as it says
-  std::array<double, kKnots> at_knots_{};           // seconds at each knot
-  int64_t count_ = 0;
-  // Samples of the same number of rows, one after the other.
-  int64_t run_rows_ = 0;
-  int run_length_ = 0;
-  double run_seconds_ = 0.0;
+  std::vector<std::pair<double, double>> measured_;  // rows, seconds beyond those of the first row
+  double first_s_ = 0.0, more_factor_ = 1.0;
+  double slope_s_ = 0.0;  // of each row beyond those that were measured
 };
 
 // RowCosts by batch size: as many rows of more sequences read more keys and values.
@@ -77,7 +62,7 @@ class BatchCosts {
   std::map<int, std::shared_ptr<RowCosts>> costs_;
 };
 
-// Tokens a second of a level, over its recent rounds. It remembers few: an accepted token saves
+// Tokens per second of a level, over its recent rounds. It remembers few: an accepted token saves
 // what the tokens near it take, and a repetitive passage comes much faster than others.
 class TokenRate {
  public:
@@ -93,7 +78,7 @@ class TokenRate {
 //
 // A probe may begin while nothing is owed, if what it must make up for first can be paid. It is
 // charged what it turned out to cost, and what its accepted tokens save is paid back: a probe that
-// was right is free, and the next may follow at once.
+// was accepted is free, and the next may follow at once.
 class ProbeBudget {
  public:
   explicit ProbeBudget(double share = 0.01) : share_(share) {}

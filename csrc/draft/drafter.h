@@ -1,4 +1,5 @@
-// Drafters: what proposes tokens. A proposal can be right or wrong, never harmful: it is verified.
+// Drafters: what proposes tokens. A rejected proposal costs time but changes no token, because
+// proposals are verified.
 #pragma once
 
 #include <cstdint>

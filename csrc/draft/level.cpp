@@ -90,32 +90,26 @@ std::vector<Proposal> Level::propose(std::span<const DraftRequest> requests) {
     context->begin(request.sequence->tokens.size());
     drafts.back().lag = lag(*request.sequence, *context);
   }
-  {
-    const Guesses guesses(drafts);
+  return propose_in_rounds(std::move(drafts), [this](std::span<Draft* const> all) {
+    const std::vector<Draft*> going =
+        length_ ? std::vector(all.begin(), all.end()) : policy_.select(all);
+    if (going.empty()) return;
     try {
-      while (true) {
-        std::vector<Draft*> going;
-        for (Draft& draft : drafts)
-          if (draft.may_go_on()) going.push_back(&draft);
-        if (!length_) going = policy_.select(going);
-        if (going.empty()) break;
-        extend(going);
-      }
+      extend(going);
     } catch (const CacheFull&) {
       // A draft needs no room: the proposals so far stand.
     }
-  }
-  std::vector<Proposal> proposals;
-  proposals.reserve(drafts.size());
-  for (Draft& draft : drafts) proposals.push_back(std::move(draft.proposal));
-  return proposals;
+  });
 }
 
 std::vector<double> Level::values(std::span<const DraftRequest> requests) {
   std::vector<double> values;
   values.reserve(requests.size());
   for (const DraftRequest& request : requests)
-    values.push_back(policy_.proposal_value(request, longest(request), requests.size()));
+    values.push_back(
+        request.token_value_s == kAlwaysDraft
+            ? 0.0
+            : policy_.value_of_rest(Draft(request, longest(request)), requests.size()));
   return values;
 }
 
@@ -125,8 +119,8 @@ int64_t Level::longest(const DraftRequest& request) {
   return std::min({request.at_most, length_.value_or(kLongestProposal), room});
 }
 
-// Rows behind the prompt that a forward takes before that of the last token. A prompt is read once,
-// whatever comes of it.
+// Rows after the prompt that a forward reads before that of the last token. A prompt does not
+// count: it is read once in any case.
 int64_t Level::lag(const Sequence& sequence, Context& context) const {
   const size_t last = sequence.tokens.size() - 1;
   const size_t held = context.match(sequence.tokens, sequence.num_accepted());
@@ -146,31 +140,30 @@ bool Level::knows(const Sequence& sequence) {
 
 // A round: extends each draft by the tokens that this level makes in one forward.
 void Level::extend(std::span<Draft* const> drafts) {
-  const double begun = clock_(), inside = stats.seconds + stats.pick_seconds;
+  const double begun = clock_();
   const int64_t rows_before = stats.rows;
   const bool lags = std::ranges::any_of(drafts, [](const Draft* draft) { return draft->lag > 0; });
   size_t made = 0;
   std::vector<Proposal> steps = advance(rests_of(drafts));
   for (size_t i = 0; i < drafts.size(); ++i) {
     made += steps[i].tokens.size();
-    const Calibration& own = policy_.acceptance(*drafts[i]->request.sequence).own;
     drafts[i]->lag = 0;
     steps[i].reached = 1.0;
-    for (const double stated : steps[i].confidences) steps[i].reached *= own.probability(stated);
+    for (const double stated : steps[i].confidences)
+      steps[i].reached *= policy_.acceptance.own.probability(stated);
     drafts[i]->add(std::move(steps[i]));
   }
   const int64_t rows = stats.rows - rows_before;
   const double took = clock_() - begun;
   const bool is_usual = rows <= std::ssize(drafts) * (kLongestProposal + 1);
   if (is_usual || lags) policy_.charge(drafts, took);
-  if (!is_usual) return;  // it caught up, or prefilled a prompt
-  policy_.learn(drafts, {made, rows, took - (stats.seconds + stats.pick_seconds - inside)});
+  if (is_usual) policy_.learn(drafts.size(), made, took);  // else it caught up, or read a prompt
 }
 
 void Level::observe(const DraftRequest& request, const Proposal& proposal, size_t accepted) {
   if (const int64_t tried = static_cast<int64_t>(accepted) - proposal.probe_from; tried > 0)
     policy_.refund(static_cast<double>(tried) * request.token_value_s);
-  AcceptanceModel& model = policy_.acceptance(*request.sequence);
+  AcceptanceModel& model = policy_.acceptance;
   double before = request.confidence;
   for (size_t i = 0; i < std::min(proposal.confidences.size(), accepted + 1); ++i) {
     model.own.observe(proposal.confidences[i], i < accepted);
@@ -227,14 +220,14 @@ std::vector<Proposal> Level::advance(std::span<const DraftRequest> requests) {
     answers.push_back(model_.verify(row, proposals[i].tokens, requests[i].sequence));
     row += std::ssize(proposals[i].tokens) + 1;
   }
-  const double picked = clock_();
+  const double sampled = clock_();
   size_t made = 0;
   for (const ScoredTokens& answer : answers) made += answer.tokens.size();
   std::vector<Proposal> verified = conclude(asked, contexts, proposals, std::move(answers));
   ++stats.forwards;
   stats.rows += num_rows;
   stats.seconds += forwarded - drafted;
-  stats.pick_seconds += picked - forwarded;
+  stats.pick_seconds += sampled - forwarded;
   if (!is_prompt || num_rows <= kLongestProposal)
     costs_.of(requests.size())->add(num_rows, clock_() - drafted);
   if (!is_prompt) rates_[requests.size()].add(static_cast<double>(made), clock_() - begun);

@@ -49,15 +49,15 @@ class Level : public Drafter {
 
   // Verifies: makes at least one token of this level's own for each request, in one forward.
   //
-  // The tokens are the longest prefix of the drafter's proposal that this model would have picked
-  // itself, and then its own next pick. None are returned where nothing is allowed.
+  // The tokens are the longest prefix of the drafter's proposal that this model would have sampled
+  // itself, and then its own next token. None are returned if no token is allowed.
   std::vector<Proposal> advance(std::span<const DraftRequest> requests);
   // Seconds that a token takes in a batch of `count` sequences, and so the value of one more. It is
   // never more than plain decoding takes: drafts that lose time must not raise the value.
   double seconds_per_token(size_t count);
 
-  // Drafts: continues each sequence by the tokens that this level would pick itself, as far as each
-  // round pays.
+  // Drafts: continues each sequence by the tokens that this level would sample itself, as far as
+  // each round pays.
   std::vector<Proposal> propose(std::span<const DraftRequest> requests) override;
   std::vector<double> values(std::span<const DraftRequest> requests) override;
   void observe(const DraftRequest& request, const Proposal& proposal, size_t accepted) override;
@@ -87,7 +87,7 @@ class Level : public Drafter {
   Drafter* drafter_;
   std::optional<int64_t> length_;
   Clock clock_;
-  BatchCosts costs_;  // of this level's forwards, and of picking from what they leave
+  BatchCosts costs_;  // of this level's forwards, and of sampling from their logits
   std::map<size_t, TokenRate> rates_;          // by the size of the batch
   DraftPolicy policy_;                         // of rounds as a drafter
   std::unordered_map<int64_t, size_t> known_;  // by sequence: its first tokens that the model has

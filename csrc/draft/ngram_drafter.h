@@ -4,7 +4,6 @@
 // Knows tokens and how its proposals fared; knows no models and no text.
 #pragma once
 
-#include <array>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -32,49 +31,26 @@ class NgramDrafter : public Drafter {
   void release(const std::shared_ptr<Sequence>& sequence) override;
 
  private:
-  // The first token that was not proposed, after the tokens before it since the last accepted one.
-  struct Withheld {
-    std::vector<int32_t> tokens;
-    size_t start;  // tokens of the sequence, guesses included, when it was looked up
-    double confidence;
-    bool is_first;  // of its proposal
-  };
-  // The result of a look-up. A choice asks for the value of a proposal and then for the proposal.
-  struct Found {
-    std::vector<int32_t> guesses;
-    int64_t at_most;
-    Proposal proposal;
-  };
   // The index of a sequence's accepted tokens, which never change.
   struct Indexed {
     std::shared_ptr<Sequence> sequence;
     NgramIndex index{};
     size_t length = 0;
-    std::optional<Withheld> withheld{};  // since the last accepted token
-    std::optional<Found> found{};        // since then
   };
-  // A proposal before it is weighed. Where it has no tokens, `indexed` may be null.
-  struct Candidate {
+  struct Weighed {
     Proposal proposal{};
-    Indexed* indexed = nullptr;
-    size_t count = 0;    // of its tokens, those that are worth their rows
-    double value = 0.0;  // seconds that they save, net of their rows
+    double value = 0.0;  // seconds that it saves, net of its rows
   };
 
-  // Looks every sequence up, and weighs what it finds for all of them together.
-  std::vector<Candidate> weigh(std::span<const DraftRequest> requests);
-  Candidate look_up(const DraftRequest& request);
-  void choose_counts(std::span<const DraftRequest> requests, std::span<Candidate> candidates);
-  std::vector<double> token_values(const DraftRequest& request, const Proposal& proposal);
-  void withhold(const Sequence& sequence, const Candidate& candidate, size_t count);
+  // Looks the sequence up, and cuts what follows to the number of tokens that saves most.
+  Weighed weigh(const DraftRequest& request);
+  Proposal look_up(const DraftRequest& request);
   Indexed& indexed(const std::shared_ptr<Sequence>& sequence);
-  void learn(const Sequence& sequence, const Withheld& withheld, std::span<const int32_t> next);
-  Calibration& calibration(const Sequence& sequence, bool is_first);
 
   std::unique_ptr<const NgramIndex> corpus_;
   std::optional<int64_t> length_;
   std::unordered_map<int64_t, Indexed> indexed_;  // by key
-  ByTemperature<std::array<Calibration, 2>> calibrations_;
+  Calibration calibration_;
 };
 
 }  // namespace specqd

@@ -30,21 +30,16 @@ def tally(pool: specqd._native.Pool) -> list[list[int]]:
     """
 
 class Calibration:
-    """Stated confidence -> observed acceptance."""
+    """Stated confidence -> observed acceptance rate."""
 
-    def __init__(self, floor: float = 0.0, memory: float = 300.0) -> None: ...
+    def __init__(self, floor: float = 0.0) -> None: ...
 
     def probability(self, confidence: float) -> float: ...
-
-    def cautious_probability(self, confidence: float) -> float: ...
-
-    @property
-    def mean(self) -> float: ...
 
     def observe(self, confidence: float, is_accepted: bool) -> None: ...
 
 class TokenRate:
-    """Tokens a second of a level, over its recent rounds."""
+    """Tokens per second of a level, over its recent rounds."""
 
     def __init__(self) -> None: ...
 
