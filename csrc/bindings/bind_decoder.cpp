@@ -68,7 +68,7 @@ void bind_partial_head(nb::module_& m) {
       .def("keep", exclusively<PartialHead>(&PartialHead::keep), "tokens"_a,
            "Always reads these ids.")
       .def("see", exclusively<PartialHead>(&PartialHead::see), "tokens"_a,
-           "Records tokens that the target has read or picked.")
+           "Records tokens that the target has read or sampled.")
       .def(
           "panels",
           [](PartialHead& list, int64_t panels) {

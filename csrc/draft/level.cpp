@@ -97,7 +97,7 @@ std::vector<Proposal> Level::propose(std::span<const DraftRequest> requests) {
     try {
       extend(going);
     } catch (const CacheFull&) {
-      // A draft needs no room: the proposals so far stand.
+      // A draft is not required: the proposals made so far are kept.
     }
   });
 }

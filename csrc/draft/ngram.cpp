@@ -151,7 +151,7 @@ NgramIndex::Places NgramIndex::places(const Ending& ending) const {
   return places;
 }
 
-// `after` is what stands behind the tokens of this index.
+// `after` is what follows the tokens of this index.
 ScoredTokens NgramIndex::follow(Places places, std::vector<int32_t> after, Limits limits) const {
   ScoredTokens proposed;
   const std::span<Place> all(places.all.data(), static_cast<size_t>(places.count));
@@ -159,8 +159,8 @@ ScoredTokens NgramIndex::follow(Places places, std::vector<int32_t> after, Limit
   const auto next = [&](const Place& place) {
     const int32_t position = place.position + 1;
     if (position < size) return tokens_[static_cast<size_t>(position)];
-    const auto behind = static_cast<size_t>(position - size);
-    return behind < after.size() ? after[behind] : kEnd;
+    const auto further = static_cast<size_t>(position - size);
+    return further < after.size() ? after[further] : kEnd;
   };
   size_t count = all.size();
   double likely = 1.0;

@@ -305,7 +305,7 @@ class PartialHead:
         """Always reads these ids."""
 
     def see(self, tokens: _Sequence[int]) -> None:
-        """Records tokens that the target has read or picked."""
+        """Records tokens that the target has read or sampled."""
 
     def panels(self, panels: int) -> list[int]:
         """Returns the panels to read of an output head that has `panels`."""
@@ -406,7 +406,7 @@ class RowCosts:
     def add(self, rows: int, seconds: float) -> None: ...
 
     def seconds(self, rows: float) -> float:
-        """Estimated; 0 where nothing was measured yet."""
+        """Returns the estimate; 0 before anything was measured."""
 
 class Tokens:
     """A sequence's tokens: a list that grows at its end."""
@@ -656,11 +656,12 @@ class DraftRequest:
     def sharing(self) -> int: ...
 
     def changed(self, *, at_most: int | None = None, token_value_s: float | None = None) -> DraftRequest:
-        """The same, but for these."""
+        """Returns a copy with these fields replaced."""
 
     def added_seconds(self, count: float) -> float:
         """
-        What a proposal of so many tokens adds to verification, if the others are as long.
+        Returns the seconds that a proposal of `count` tokens adds to verification, if those of
+        the other sequences are as long.
         """
 
 class Proposal:
@@ -682,28 +683,32 @@ class Proposal:
 
     @property
     def depths(self) -> list[int]:
-        """By token: members of the chain above its author; or none."""
+        """
+        By token: the number of members of the chain above the one that made it; or empty.
+        """
 
     @property
     def drafted(self) -> int:
         """
-        From a verifier: the tokens of the proposal that it verified, right or wrong.
+        From a verifier: the number of tokens of the proposal that it verified, whether they
+        were accepted or rejected.
         """
 
     def depths_of(self, verified: _Sequence[int]) -> list[int]:
         """
-        Depths of the tokens that a verifier makes of this proposal, as seen from the verifier.
+        Returns the depths of the tokens that a verifier makes of this proposal, counted from the
+        verifier.
         """
 
 class Drafter:
     """A drafter of the core."""
 
     def propose(self, requests: _Sequence[DraftRequest]) -> list[Proposal]:
-        """One proposal for each request, of at most `at_most` tokens."""
+        """Returns one proposal for each request, of at most `at_most` tokens."""
 
     def values(self, requests: _Sequence[DraftRequest]) -> list[float]:
         """
-        Seconds that `propose` is expected to save each request, net of all costs.
+        Returns the seconds that `propose` is expected to save each request, net of all costs.
         """
 
     def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
@@ -726,9 +731,9 @@ class NgramDrafter(Drafter):
     """
     Drafts from a sequence's own accepted tokens, and from a corpus that all sequences share.
 
-    The texts of the corpus are token ids, used where they hold a longer match than the sequence
-    itself. `length` fixes the number of tokens where that many are known; None proposes those
-    that are worth their rows.
+    The texts of the corpus are token ids. They are used if they contain a longer match than the
+    sequence itself. `length` fixes the number of tokens, as far as that many are known; None
+    proposes those that are worth their rows.
     """
 
     def __init__(self, *, corpus: _Sequence[_Sequence[int]] = [], length: int | None = None) -> None: ...
@@ -744,7 +749,7 @@ class NgramDrafter(Drafter):
 
 class DraftChoice(Drafter):
     """
-    Drafters side by side. At each place of a proposal the one that is worth most goes on.
+    Alternative drafters. At each place of a proposal, the one that is worth most continues.
     """
 
     def __init__(self, drafters: _Sequence[object]) -> None: ...
@@ -836,14 +841,17 @@ class Level(Drafter):
 
     def advance(self, requests: _Sequence[DraftRequest]) -> list[Proposal]:
         """
-        At least one token of this level's own for each request, in one forward.
+        Makes at least one token for each request, in one forward.
 
         The tokens are the longest prefix of the drafter's proposal that this model would have
-        picked itself, and then its own next pick. None are returned where nothing is allowed.
+        sampled itself, and then its own next token. If a grammar allows no token, there are
+        none.
         """
 
     def seconds_per_token(self, count: int) -> float:
-        """Seconds that a token takes in a batch of `count` sequences."""
+        """
+        Returns the seconds that a token takes in a batch of `count` sequences.
+        """
 
 class Packed:
     @property

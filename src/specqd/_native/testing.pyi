@@ -218,5 +218,6 @@ class NgramIndex:
 
     def propose(self, guesses: Sequence[int], most: int, corpus: NgramIndex | None = None) -> tuple[list[int], list[float]]:
         """
-        At most `most` tokens that may follow the sequence and `guesses`, and their confidences.
+        Returns at most `most` tokens that may follow the sequence and `guesses`, and their
+        confidences.
         """

@@ -45,8 +45,8 @@ using DrafterPart = Part<Drafter, PythonDrafter>;
 // A drafter's members of the chain, itself among them, outermost first.
 nb::tuple levels_of(nb::handle drafter) { return nb::borrow<nb::tuple>(drafter.attr("levels")); }
 
-// Drafters side by side, kept alive with the choice. A drafter that stands twice, also further
-// down, is one member of the chain.
+// Alternative drafters, kept alive with the choice. A drafter that occurs twice, at any depth, is
+// one member of the chain.
 class BoundChoice : public DraftChoice {
  public:
   explicit BoundChoice(const std::vector<nb::object>& drafters) : BoundChoice(parts_of(drafters)) {}
@@ -159,9 +159,11 @@ void bind_requests(nb::module_& m) {
             return request;
           },
           nb::kw_only(), "at_most"_a = nb::none(), "token_value_s"_a = nb::none(),
-          "The same, but for these.")
+          "Returns a copy with these fields replaced.")
       .def("added_seconds", &DraftRequest::added_seconds, "count"_a,
-           "What a proposal of so many tokens adds to verification, if the others are as long.");
+           "Returns the seconds that a proposal of `count` tokens adds to verification, if those "
+           "of\n"
+           "the other sequences are as long.");
   nb::class_<Proposal>(m, "Proposal",
                        "Tokens that may come next, each with the probability its proposer gave it.")
       .def(
@@ -177,17 +179,19 @@ void bind_requests(nb::module_& m) {
       .def_ro("confidences", &Proposal::confidences)
       .def_ro("row", &Proposal::row, "The row of the drafter's last logits for the first token.")
       .def_ro("depths", &Proposal::depths,
-              "By token: members of the chain above its author; or none.")
-      .def_ro("drafted", &Proposal::drafted,
-              "From a verifier: the tokens of the proposal that it verified, right or wrong.")
+              "By token: the number of members of the chain above the one that made it; or empty.")
+      .def_ro(
+          "drafted", &Proposal::drafted,
+          "From a verifier: the number of tokens of the proposal that it verified, whether they\n"
+          "were accepted or rejected.")
       .def(
           "depths_of",
           [](const Proposal& proposal, const TokenList& verified) {
             return proposal.depths_of(verified);
           },
           "verified"_a,
-          "Depths of the tokens that a verifier makes of this proposal, as seen from the "
-          "verifier.");
+          "Returns the depths of the tokens that a verifier makes of this proposal, counted from "
+          "the\nverifier.");
 }
 
 nb::tuple alone(nb::handle self) { return nb::make_tuple(self); }
@@ -212,7 +216,7 @@ void bind_drafters(nb::module_& m) {
             const DrafterUse use(drafter, requests);
             return drafter.propose(requests);
           },
-          "requests"_a, "One proposal for each request, of at most `at_most` tokens.")
+          "requests"_a, "Returns one proposal for each request, of at most `at_most` tokens.")
       .def(
           "values",
           [](Drafter& drafter, const DraftRequests& requests) {
@@ -220,7 +224,7 @@ void bind_drafters(nb::module_& m) {
             return drafter.values(requests);
           },
           "requests"_a,
-          "Seconds that `propose` is expected to save each request, net of all costs.")
+          "Returns the seconds that `propose` is expected to save each request, net of all costs.")
       .def("observe", exclusively<Drafter>(&Drafter::observe), "request"_a, "proposal"_a,
            "accepted"_a,
            "Learns that verification accepted the first `accepted` tokens of its proposal.")
@@ -233,10 +237,10 @@ void bind_drafters(nb::module_& m) {
       m, "NgramDrafter",
       "Drafts from a sequence's own accepted tokens, and from a corpus that all sequences "
       "share.\n\n"
-      "The texts of the corpus are token ids, used where they hold a longer match than the "
-      "sequence\n"
-      "itself. `length` fixes the number of tokens where that many are known; None proposes those\n"
-      "that are worth their rows.")
+      "The texts of the corpus are token ids. They are used if they contain a longer match than "
+      "the\n"
+      "sequence itself. `length` fixes the number of tokens, as far as that many are known; None\n"
+      "proposes those that are worth their rows.")
       .def(
           "__init__",
           [](NgramDrafter* self, const std::vector<TokenList>& corpus,
@@ -247,7 +251,7 @@ void bind_drafters(nb::module_& m) {
       .def_prop_ro("levels", &alone, nb::sig(kLevels));
   nb::class_<BoundChoice, Drafter>(
       m, "DraftChoice", nb::type_slots(Collected<BoundChoice>::slots),
-      "Drafters side by side. At each place of a proposal the one that is worth most goes on.")
+      "Alternative drafters. At each place of a proposal, the one that is worth most continues.")
       .def(nb::init<const std::vector<nb::object>&>(), "drafters"_a)
       .def_prop_ro("drafters", &BoundChoice::drafters,
                    nb::sig("def drafters(self) -> tuple[typing.Any, ...]"))
@@ -311,11 +315,12 @@ void bind_level(nb::module_& m) {
             return level.advance(requests);
           },
           "requests"_a,
-          "At least one token of this level's own for each request, in one forward.\n\n"
+          "Makes at least one token for each request, in one forward.\n\n"
           "The tokens are the longest prefix of the drafter's proposal that this model would have\n"
-          "picked itself, and then its own next pick. None are returned where nothing is allowed.")
+          "sampled itself, and then its own next token. If a grammar allows no token, there are\n"
+          "none.")
       .def("seconds_per_token", &BoundLevel::seconds_per_token, "count"_a,
-           "Seconds that a token takes in a batch of `count` sequences.");
+           "Returns the seconds that a token takes in a batch of `count` sequences.");
 }
 
 }  // namespace

@@ -1,6 +1,4 @@
 // The n-gram index, as Python sees it.
-#include "draft/ngram.h"
-
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
@@ -9,6 +7,8 @@
 #include <stdexcept>
 #include <utility>
 #include <vector>
+
+#include "draft/ngram.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -47,7 +47,7 @@ void bind_ngram(nb::module_& m) {
             return {std::move(found.tokens), std::move(found.probabilities)};
           },
           "guesses"_a, "most"_a, "corpus"_a = nb::none(),
-          "At most `most` tokens that may follow the sequence and `guesses`, and their "
+          "Returns at most `most` tokens that may follow the sequence and `guesses`, and their\n"
           "confidences.");
 }
 

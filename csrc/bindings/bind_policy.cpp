@@ -16,7 +16,8 @@ void bind_policy(nb::module_& m, nb::module_& testing) {
       .def(nb::init<>())
       .def("begin", &RowCosts::begin, "measured"_a, "Starts from seconds by rows.")
       .def("add", &RowCosts::add, "rows"_a, "seconds"_a)
-      .def("seconds", &RowCosts::seconds, "rows"_a, "Estimated; 0 where nothing was measured yet.");
+      .def("seconds", &RowCosts::seconds, "rows"_a,
+           "Returns the estimate; 0 before anything was measured.");
   nb::class_<Calibration>(testing, "Calibration", "Stated confidence -> observed acceptance rate.")
       .def(nb::init<double>(), "floor"_a = 0.0)
       .def("probability", &Calibration::probability, "confidence"_a)
