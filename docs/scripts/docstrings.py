@@ -23,6 +23,8 @@ class Docstrings(griffe.Extension):
         text = listed(cls.docstring.value, names)
         items = []
         for attribute in cls.attributes.values():
+            if attribute.inherited:
+                continue
             if attribute.docstring is None and not attribute.has_labels("property"):
                 attribute.public = False
                 if field := FIELD.fullmatch(attribute.source.strip()):
