@@ -30,7 +30,8 @@ struct DecoderSpec {
   float logit_cap = 0.0f;    // 0: none
   float embedding_scale = 1.0f, residual_scale = 1.0f, logit_scale = 1.0f;
   int64_t experts_per_token = 0;
-  bool shares_of_chosen = true;  // router softmax over the chosen experts only, else over all
+  bool normalizes_routing_weights =
+      true;                      // router softmax over the chosen experts only, else over all
   bool gates_attention = false;  // by the sigmoids of the rows after queries, keys and values
   StateShape states;             // of recurrent layers
 };

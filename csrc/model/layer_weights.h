@@ -80,14 +80,14 @@ struct Mixture {
   Norm experts_norm, router_norm;
   Norm experts_post_norm, shared_post_norm;
   float score_scale = 1.0f;
-  std::vector<float> share_scales;  // by expert; empty: all are 1
+  std::vector<float> expert_scales;  // by expert; empty: all are 1
   // Choice by the sigmoids of scores plus these, by expert; empty: by scores. Of `groups`, those
   // `chosen_groups` count whose best two have the largest sums. Shares are the sigmoids, over their
-  // sum and `least_sum` where they are shares of the chosen.
-  std::vector<float> choice_bias;
+  // sum and `weight_sum_epsilon` where they are shares of the chosen.
+  std::vector<float> correction_bias;
   int64_t groups = 1, chosen_groups = 1;
-  float least_sum = 0.0f;
-  bool takes_sigmoids() const { return !choice_bias.empty(); }
+  float weight_sum_epsilon = 0.0f;
+  bool takes_sigmoids() const { return !correction_bias.empty(); }
   bool has_shared() const { return shared.down != nullptr; }
 };
 

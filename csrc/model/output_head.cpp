@@ -29,7 +29,7 @@ void OutputHead::draft_for(const OutputHead& target) {
 }
 
 void OutputHead::record_sampled(std::span<const int32_t> tokens) const {
-  if (records_) partial_head_->see(tokens);
+  if (records_) partial_head_->record(tokens);
 }
 
 size_t OutputHead::bytes(Precision precision, int64_t count) const {
@@ -44,7 +44,7 @@ void OutputHead::plan(Batch& batch, HeadUse use, std::span<const ForwardRows> se
     // Rows without logits are a prompt's; those with them were sampled, or are a proposal.
     size_t first = 0;
     for (const ForwardRows& part : sequences) {
-      partial_head_->see(
+      partial_head_->record(
           batch.tokens.subspan(first, static_cast<size_t>(part.count - part.logits)));
       first += static_cast<size_t>(part.count);
     }

@@ -21,14 +21,14 @@ class PartialHead {
   explicit PartialHead(int64_t vocabulary);
 
   void set_first_ids(int64_t ids) { first_ids_ = ids; }
-  void keep(std::span<const int32_t> tokens);  // always: special ones, which end texts
-  void see(std::span<const int32_t> tokens);   // read or picked by the target
+  void keep(std::span<const int32_t> tokens);    // always: special ones, which end texts
+  void record(std::span<const int32_t> tokens);  // read or picked by the target
 
   // Lists the panels to read, in order, of a head of `panels`. Returns their number.
   int64_t list(int64_t panels, std::vector<PanelRun>& runs) const;
 
  private:
-  void see_panel(int64_t panel);
+  void record_panel(int64_t panel);
 
   int64_t panels_;
   int64_t first_ids_;

@@ -86,12 +86,13 @@ void ShortConvolution::run(const SequenceStates& states, int64_t position, int64
   const StateShape& shape = traits_.spec.states;
   const uint16_t* inputs[kWidestKernel];
   traits_.kernels.round_bf16_finite(in, count, states.inputs(layer_, position) + first);
-  for (int64_t i = 0; i < shape.taps; ++i) {
-    const int64_t from = position + i - (shape.taps - 1);
+  for (int64_t i = 0; i < shape.kernel_width; ++i) {
+    const int64_t from = position + i - (shape.kernel_width - 1);
     inputs[i] = from < 0 ? kBeforeText : states.inputs(layer_, from) + first;
   }
   traits_.kernels.short_conv(
-      {inputs, weight_.data() + first, shape.channels, shape.taps, has_activation_}, count, out);
+      {inputs, weight_.data() + first, shape.channels, shape.kernel_width, has_activation_}, count,
+      out);
   if (!bias_.empty()) traits_.kernels.add_bf16(out, bias_.data() + first, count);
 }
 

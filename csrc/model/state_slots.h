@@ -14,15 +14,15 @@
 namespace specqd {
 
 struct StateShape {
-  int64_t channels = 0, taps = 0;  // of the short convolution
+  int64_t channels = 0, kernel_width = 0;  // of the short convolution
   // Heads of the delta rule, whose queries, keys and values are the channels; 0: there is no rule,
   // and the state is the convolution's inputs alone.
   int64_t key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0;
   int64_t layers = 0;  // recurrent ones; 0: there are no states
 
   int64_t head_words() const { return key_dim * value_dim; }
-  int64_t earlier_rows() const { return taps - 1; }  // that the convolution reads beside its own
-  int64_t state_bytes() const;                       // of all layers at one anchor
+  int64_t earlier_rows() const { return kernel_width - 1; }  // that the convolution reads
+  int64_t state_bytes() const;                               // of all layers at one anchor
   int64_t slot_bytes() const;
   int64_t row_bytes() const;  // of one position in the ring, all layers
 };
