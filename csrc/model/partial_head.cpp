@@ -9,7 +9,7 @@ namespace {
 
 // A sixteenth of Gemma 3's vocabulary and a third of SmolLM2's; docs/levels.md has the measurement.
 constexpr int64_t kFirstIds = 16384;
-constexpr size_t kWindow = 16384;  // tokens: those of one sequence, or of many
+constexpr size_t kWindow = 16384;  // tokens, of one sequence or of many
 
 }  // namespace
 
