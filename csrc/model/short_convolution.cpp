@@ -11,7 +11,7 @@ namespace specqd {
 namespace {
 
 constexpr int64_t kWidestKernel = 8;
-constexpr int64_t kPartChannels = 128;  // that one thread convolves at once
+constexpr int64_t kPartChannels = 128;  // channels that one thread convolves at once
 static_assert(kPartChannels <= kLargestConvolvedPart);
 
 // A convolution between gates: out = gate_out * conv(gate_in * value).
