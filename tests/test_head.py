@@ -114,7 +114,7 @@ def test_a_draft_s_logits_are_exact_in_each_row_s_best_panels(
     model = Model.open(tmp_path, machine=machine, draft=DraftFormat.MXFP4)
     unread = 2 * PANEL  # the last ids: of one panel, whatever the draws, nothing is listed
     some = [int(i) for i in rng.integers(0, model.vocabulary - unread, 5)]
-    model.decoder.partial_head.see(some)
+    model.decoder.partial_head.record(some)
     model.decoder.partial_head.keep([model.vocabulary - 1])
     for lengths, ids in product(([1], [3], [9, 1, 24]), FIRST_IDS):
         model.decoder.partial_head.set_first_ids(ids)

@@ -13,7 +13,8 @@ FIELDS: dict[type[Any], dict[str, Any]] = {
         "heads": 4, "kv_heads": 2, "head_dim": 16, "value_dim": 16, "scale": 0.25, "cap": 0.0,
     },
     _native.StateShape: {
-        "channels": 8, "taps": 4, "key_heads": 0, "value_heads": 0, "key_dim": 0, "value_dim": 0,
+        "channels": 8, "kernel_width": 4, "key_heads": 0, "value_heads": 0, "key_dim": 0,
+        "value_dim": 0,
     },
 }  # fmt: skip
 EVERY = [(struct, name) for struct, fields in FIELDS.items() for name in fields]

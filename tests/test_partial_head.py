@@ -13,8 +13,8 @@ def test_the_list_is_the_first_ids_the_kept_and_those_of_late(rng: np.random.Gen
     kept = [VOCABULARY - 1, VOCABULARY - 2, 90_000, -1, 2 * VOCABULARY]
     partial_head.keep(kept)
     old, new = ([int(i) for i in rng.integers(0, VOCABULARY, n)] for n in (500, WINDOW))
-    partial_head.see(old)
-    partial_head.see(new)
+    partial_head.record(old)
+    partial_head.record(new)
     expected = {*range(FIRST // PANEL), *(token // PANEL for token in [*kept[:3], *new])}
     assert partial_head.panels(PANELS) == sorted(expected)
     fewer = PANELS // 2  # a smaller model's vocabulary may be padded less

@@ -43,7 +43,7 @@ void bind_spec(nb::module_& m) {
   bind_struct<StateShape, &StateShape::layers>(
       m, "StateShape",
       "The convolution of recurrent layers, and the heads of their delta rule: 0 without one.",
-      required<&StateShape::channels>, required<&StateShape::taps>,
+      required<&StateShape::channels>, required<&StateShape::kernel_width>,
       required<&StateShape::key_heads>, required<&StateShape::value_heads>,
       required<&StateShape::key_dim>, required<&StateShape::value_dim>);
   bind_struct<DecoderSpec>(
@@ -55,7 +55,7 @@ void bind_spec(nb::module_& m) {
       required<&DecoderSpec::is_gated>, required<&DecoderSpec::is_parallel>,
       required<&DecoderSpec::logit_cap>, required<&DecoderSpec::embedding_scale>,
       required<&DecoderSpec::residual_scale>, required<&DecoderSpec::logit_scale>,
-      required<&DecoderSpec::experts_per_token>, required<&DecoderSpec::shares_of_chosen>,
+      required<&DecoderSpec::experts_per_token>, required<&DecoderSpec::normalizes_routing_weights>,
       required<&DecoderSpec::gates_attention>, optional<&DecoderSpec::states>);
 }
 
@@ -67,7 +67,7 @@ void bind_partial_head(nb::module_& m) {
            "Sets how many of the first ids are always read.")
       .def("keep", exclusively<PartialHead>(&PartialHead::keep), "tokens"_a,
            "Always reads these ids.")
-      .def("see", exclusively<PartialHead>(&PartialHead::see), "tokens"_a,
+      .def("record", exclusively<PartialHead>(&PartialHead::record), "tokens"_a,
            "Records tokens that the target has read or sampled.")
       .def(
           "panels",

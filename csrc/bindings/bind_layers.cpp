@@ -59,9 +59,9 @@ void bind_mixture(nb::module_& m) {
       required<&Mixture::router>, optional<&Mixture::router_bias>, optional<&Mixture::shared>,
       optional<&Mixture::experts_norm>, optional<&Mixture::router_norm>,
       optional<&Mixture::experts_post_norm>, optional<&Mixture::shared_post_norm>,
-      required<&Mixture::score_scale>, optional<&Mixture::share_scales>,
-      optional<&Mixture::choice_bias>, required<&Mixture::groups>,
-      required<&Mixture::chosen_groups>, required<&Mixture::least_sum>);
+      required<&Mixture::score_scale>, optional<&Mixture::expert_scales>,
+      optional<&Mixture::correction_bias>, required<&Mixture::groups>,
+      required<&Mixture::chosen_groups>, required<&Mixture::weight_sum_epsilon>);
 }
 
 }  // namespace

@@ -17,7 +17,8 @@ void StatePlan::plan(const KvCache& cache, std::span<const ForwardRows> sequence
     states.plan(part.sequence, part.start, part.start + part.count, part.settled, steps_);
     for (size_t i = starts_.back(); i < steps_.size(); ++i) {
       const StateStep& step = steps_[i];
-      // A delta rule reads the rows since the anchor, a convolution alone those right before.
+      // A delta rule reads the rows since the anchor. A convolution alone reads only the rows right
+      // before.
       const int64_t before = state > 0 ? step.first - step.anchor : states.shape().earlier_rows();
       bytes_ += (step.from != nullptr ? state : 0) + (step.to != nullptr ? state : 0) +
                 row * (std::min(before, step.first) + step.last - step.first);

@@ -1,4 +1,4 @@
-// The rows of a forward, and what they carry from block to block. Knows no weights.
+// The rows of a forward, and what they carry from block to block. This file knows no weights.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct ForwardRows {
   int64_t start;
   int64_t count;
   int64_t logits;
-  int64_t settled = 0;  // no later forward of the sequence begins before this, except at 0
+  int64_t settled = 0;  // later forwards of the sequence begin at or after this, or at 0
 };
 
 // The panels of the output head that a forward reads: all, or those of the partial head. All other
@@ -41,19 +41,19 @@ struct PairInputs {
 
 struct ForwardRequest {
   Precision precision;
-  const KvCache& cache;  // whose pages for these rows are writable
+  const KvCache& cache;  // its pages for these rows must be writable
   std::span<const int32_t> tokens;
   std::span<const ForwardRows> sequences;
   HeadUse head = HeadUse::kWhole;
   PairInputs pairs = {};
 };
 
-// The steps of a forward over the states of recurrent layers; all of these layers take the same.
+// The steps of a forward over the states of recurrent layers; these layers all take the same steps.
 class StatePlan {
  public:
   void plan(const KvCache& cache, std::span<const ForwardRows> sequences);
   std::span<const StateStep> steps_of(size_t sequence) const;  // index into the forward's
-  int64_t bytes() const { return bytes_; }                     // of states that are read or written
+  int64_t bytes() const { return bytes_; }                     // bytes of states read or written
 
  private:
   std::vector<StateStep> steps_;
@@ -61,7 +61,7 @@ class StatePlan {
   int64_t bytes_ = 0;
 };
 
-// What one thread works with. The thread touches it first, so it lies on the thread's node.
+// Memory of one thread. The thread touches it first, so it is on the thread's node.
 struct ThreadScratch {
   Memory row, product, prepared;
   float* floats() const { return reinterpret_cast<float*>(row.data()); }
@@ -106,7 +106,7 @@ struct Batch {
   std::vector<float> pairs;      // [rows][2 * hidden], of a draft head
   std::vector<float> per_layer;  // [rows][layers * width], embeddings of the layers' own
 
-  // What blocks work with, one after the other.
+  // Memory that blocks use one after the other.
   Memory scratch;   // as their ScratchLayouts say
   Memory prepared;  // inputs of the product in progress
   std::vector<ThreadScratch> threads;

@@ -1,5 +1,5 @@
-// The parts that layers are made of. Each owns its weights. Nothing of a forward stays in a block:
-// rows and all that they carry are in the Batch.
+// A block is one part of a layer and owns its weights. It keeps nothing of a forward: the rows and
+// everything that they carry are in the Batch.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@
 
 namespace specqd {
 
-// Where a block leaves its outputs: added to the residual stream, aside (Batch::aside), or added
-// to the residual stream together with what is aside.
+// What a block does with its outputs: it adds them to the residual stream, leaves them in
+// Batch::aside, or adds both them and Batch::aside to the residual stream.
 enum class Destination { kResidual, kAside, kWithAside };
 
 // The rows that a block reads, normalised if there is a norm.
@@ -42,12 +42,12 @@ class RowInputs {
 // A matrix that a block multiplies rows by.
 struct BlockMatrix {
   const PackedWeight* weight;
-  // The name under which its inputs are measured (LayerInputs of specqd.model.importance); empty:
-  // they are not.
+  // The name under which its inputs are measured (LayerInputs of specqd.model.importance). If it is
+  // empty, they are not measured.
   std::string inputs = {};
-  int64_t inputs_per_row = 1;    // rows of inputs that a row of the batch has for it
+  int64_t inputs_per_row = 1;    // rows of inputs per row of the batch
   bool is_always_exact = false;  // drafts read its exact weights too
-  // The share of it that a row reads on the average; below 1 for experts.
+  // On average a row reads chosen / chosen_of of it, which is below 1 for experts.
   int64_t chosen = 1, chosen_of = 1;
 };
 
@@ -71,11 +71,11 @@ class Block {
   }
 };
 
-// Bytes of weights that every forward reads; and those that a forward of one row reads.
+// Bytes of weights that every forward reads, and bytes that a forward of one row reads on average.
 size_t fixed_bytes(std::span<const BlockMatrix> matrices, Precision precision);
 size_t bytes_of_row(std::span<const BlockMatrix> matrices, Precision precision);
 
-// Records the bits of all rows after a stage, where a record is wanted.
+// Records the bits of all rows after a stage, if the batch has a record.
 inline void record(Team& team, Batch& batch, const char* stage, const float* values, int64_t width,
                    int64_t stride) {
   if (batch.bits != nullptr) batch.bits->add(team, stage, values, batch.rows, width, stride);

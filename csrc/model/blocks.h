@@ -1,4 +1,4 @@
-// Makes blocks. A new kind of block is one file and one line here.
+// Creates blocks. A new kind of block needs one new file and one declaration here.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace specqd {
 
-// What blocks are made for.
+// What every block is created for.
 struct BlockSetting {
   const Traits& traits;
   const std::vector<RopeTable>& ropes;  // by DecoderSpec::ropes
@@ -24,8 +24,8 @@ std::unique_ptr<Block> make_attention(const LayerWeights& layer, int64_t cache_l
 // Multi-head latent attention, absorbed.
 std::unique_ptr<Block> make_latent_attention(const LayerWeights& layer, int64_t cache_layer,
                                              const BlockSetting& setting);
-// A short convolution between gates, or a delta rule behind it. `state_layer` counts recurrent
-// layers.
+// A short convolution between gates, or a short convolution followed by a delta rule. `state_layer`
+// is an index among the recurrent layers.
 std::unique_ptr<Block> make_short_convolution(const LayerWeights& layer, int64_t state_layer,
                                               const BlockSetting& setting);
 std::unique_ptr<Block> make_delta_rule(const LayerWeights& layer, int64_t state_layer,
@@ -38,8 +38,8 @@ std::unique_ptr<Block> make_experts(const LayerWeights& layer, const BlockSettin
 std::unique_ptr<Block> make_per_layer_input(const PerLayerInput& weights, int64_t layer_index,
                                             int64_t layers, const BlockSetting& setting);
 
-// What rows begin with. These ignore inputs and destination: they write the residual stream, or
-// what else rows carry, for which they reserve room in the batch.
+// Blocks that run before all layers. They ignore `inputs` and `to`, and write the residual stream
+// or the per-layer embeddings, for which they reserve room in the batch.
 std::unique_ptr<Block> make_embedding(const DecoderWeights& weights);
 std::unique_ptr<Block> make_per_layer_embedding(const PerLayerEmbedding& weights, Batch& batch);
 

@@ -53,7 +53,7 @@ std::vector<std::vector<BlockMatrix>> Decoder::matrices() const {
   return all;
 }
 
-// Reserves what blocks work with: the scratch that the most needy one asks for, and rows of inputs.
+// Reserves the memory that blocks share: as much scratch as the largest needs, and rows of inputs.
 void Decoder::reserve() {
   const Kernels& kernels = traits_.kernels;
   int64_t most_tiles = 0;
@@ -113,8 +113,8 @@ void Decoder::forward(const ForwardRequest& request) {
   for (const ForwardRows& part : request.sequences)
     for (RopeTable& rope : ropes_) rope.reach(part.start + part.count);
 
-  // Behind the last layer with keys, values or states of its own, no later row reads what rows
-  // without logits would compute.
+  // After the last layer with keys, values or states of its own, no other row reads the results of
+  // rows without logits, so these rows are dropped.
   const int64_t layers = std::ssize(layers_);
   const bool needs_all = logit_rows() == rows() || !taps_.boundaries().empty();
   const int64_t of_all_rows = needs_all ? layers : cache_plan_.first_reader;

@@ -44,28 +44,28 @@ class Decoder {
   int64_t rows() const { return batch_.rows; }
   int64_t logit_rows() const { return batch_.logit_row_count(); }
   std::span<const float> logits(int64_t row) const { return head_.logits(row); }
-  // The hidden row, BF16 [hidden], that its row `row` gives the next one: of a draft head.
+  // For a draft head: the hidden row, BF16 [hidden], that row `row` passes to the next row.
   void recycle(int64_t row, std::span<uint16_t> out) const { pairs_->recycle(batch_, row, out); }
 
-  // What rows of a draft head begin with; null: rows begin with embeddings.
+  // Makes the inputs of a draft head's rows; null: this is no draft head.
   const PairEntry* pair_entry() const { return pairs_; }
   OutputHead& output_head() { return head_; }
   const OutputHead& output_head() const { return head_; }
   Taps& taps() { return taps_; }
   const Taps& taps() const { return taps_; }
 
-  // Bytes of weights that a forward of one row reads in that precision, without the input embedding
-  // and a draft's exact panels; and those that the last forward read.
+  // Bytes of weights that a forward of one row reads in this precision, without the input embedding
+  // and a draft's exact panels; and bytes that the last forward read.
   size_t weight_bytes(Precision precision) const;
   size_t moved_bytes() const { return batch_.moved_bytes; }
   // Bytes of keys, values and states that the last forward read or wrote: keys and values in blocks
   // of 32 positions. A block counts once per sequence, even if several of its rows read it.
   size_t seen_cache_bytes() const;
 
-  // Sums the products of the inputs of exact forwards' matrices from now on.
+  // From now on, sums the products of the inputs of all matrices in exact forwards (InputProducts).
   void watch_inputs();
-  // Ends the watch. The sums by layer, then of the decoder's other matrices, and by the name of the
-  // inputs. Throws std::logic_error if nothing is watched.
+  // Ends the watch and returns the sums: one map per layer, then one for the decoder's other
+  // matrices, by the name of the inputs. Throws std::logic_error if nothing is watched.
   std::vector<std::map<std::string, std::vector<float>>> take_input_products();
 
   // Records hashes of all rows after every stage of later forwards, until they are taken.
@@ -73,7 +73,7 @@ class Decoder {
   std::vector<BitRecord::Stage> take_bits();
 
  private:
-  // By layer, then of what comes before and after the layers.
+  // One list per layer, then one for the matrices before and after the layers.
   std::vector<std::vector<BlockMatrix>> matrices() const;
   void reserve();
   // Runs layers [first, last), and the output head after the last one of all.

@@ -1,4 +1,4 @@
-// What a decoder is made of: its traits and its weights.
+// The traits and the weights of a decoder.
 #pragma once
 
 #include <cstdint>
@@ -18,44 +18,49 @@ enum class Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kClampedSwigl
 
 struct DecoderSpec {
   int64_t hidden, vocabulary;
-  std::vector<AttentionShape> attentions;  // distinct ones of the layers
+  std::vector<AttentionShape> attentions;  // the distinct shapes among the layers
   std::vector<RopeSpec> ropes;
   float norm_epsilon;
   NormKind norm = NormKind::kRms;
   float norm_offset = 0.0f;       // added to the weights of RMS norms
-  bool norms_whole_rows = false;  // of queries and of keys
+  bool norms_whole_rows = false;  // the norms of queries and keys are over all heads of a row
   Activation activation = Activation::kSilu;
   bool is_gated = true;
   bool is_parallel = false;  // attention and feed forward read the same residual stream
   float logit_cap = 0.0f;    // 0: none
   float embedding_scale = 1.0f, residual_scale = 1.0f, logit_scale = 1.0f;
   int64_t experts_per_token = 0;
-  bool shares_of_chosen = true;  // router softmax over the chosen experts only, else over all
-  bool gates_attention = false;  // by the sigmoids of the rows after queries, keys and values
-  StateShape states;             // of recurrent layers
+  // The routing weights of the chosen experts add up to 1: the softmax is over these alone, or
+  // their sigmoids are divided by the sum (`norm_topk_prob` of checkpoints).
+  bool normalizes_routing_weights = true;
+  // The outputs of attention are multiplied by sigmoids. Their arguments are the outputs of
+  // `query_key_value` after queries, keys and values.
+  bool gates_attention = false;
+  StateShape states;  // of recurrent layers
 };
 
-// The entry of a head, whose rows are pairs: a token, and what the target or the head itself made
-// of the tokens before it. A pair is [embedding; hidden], each normed. Attention reads it
-// (EAGLE-3), or its projection is the layer's residual stream (MTP).
+// The weights that make the inputs of a draft head. Its rows are pairs, [embedding; hidden], with a
+// norm on each half. The hidden half is made of the target's features of the tokens before, or is
+// the draft head's own last hidden row. Attention reads the pair (EAGLE-3), or a projection of the
+// pair becomes the residual stream (MTP).
 struct HeadEntry {
-  std::shared_ptr<PackedWeight> fc;  // a row's features, [taps of the target] -> hidden; null: none
-  Norm features_norm;                // of all features of a row, before fc; or none
-  std::vector<Norm> tap_norms;       // of each tap, before fc; or none
+  std::shared_ptr<PackedWeight> fc;  // features of a row -> hidden; null: none
+  Norm features_norm;                // of all features of a row together, before fc; or none
+  std::vector<Norm> tap_norms;       // of the feature of each boundary, before fc; or none
   Norm embedding_norm, hidden_norm;
   std::shared_ptr<PackedWeight> embedding;   // null: DecoderWeights::embedding
   bool keeps_normed = false;                 // the residual stream begins with the normed hidden
   bool recycles_normed = false;              // the final norm's output is the next row's hidden
   std::shared_ptr<PackedWeight> projection;  // [2 hidden] -> hidden; null: attention reads pairs
-  bool hidden_first = false;                 // in the pair
+  bool hidden_first = false;                 // pairs are [hidden; embedding]
   bool blanks_first = false;                 // the first pair of a text has no embedding
 };
 
 struct DecoderWeights {
   std::vector<LayerWeights> layers;
   Norm final_norm;
-  std::shared_ptr<PackedWeight> head;
-  // Input embedding, BF16 [vocabulary, hidden]; null: the rows of the head.
+  std::shared_ptr<PackedWeight> head;  // the output head
+  // Input embedding, BF16 [vocabulary, hidden]; null: the rows of the output head.
   const uint8_t* embedding = nullptr;
   PerLayerEmbedding per_layer;
   std::shared_ptr<const HeadEntry> entry = nullptr;  // null: rows begin with their embeddings

@@ -1,4 +1,4 @@
-// Gated DeltaNet: the gated delta rule behind a short convolution. docs/exactness.md gives the
+// Gated DeltaNet: a short convolution followed by the gated delta rule. docs/exactness.md gives the
 // order of the sums.
 #include <algorithm>
 #include <cstring>
@@ -16,7 +16,7 @@ constexpr double kLinearFrom = 20.0;   // where softplus(x) = x
 constexpr double kLargestLogRate = 80.0, kLargestInput = 600.0;
 constexpr const char* kRecurrence = "recurrence";
 
-// 1 / |x| of two vectors, in double. Their sums run at the same time in the processor.
+// 1 / |x| of two vectors, in double. The processor can compute both sums at the same time.
 struct InverseNorms {
   double first, second;
 };
@@ -29,7 +29,7 @@ InverseNorms inverse_norms(const float* x, const float* y, int64_t n) {
   return {1.0 / __builtin_sqrt(of_x + kNormEpsilon), 1.0 / __builtin_sqrt(of_y + kNormEpsilon)};
 }
 
-// x within [-limit, limit]; NaN becomes the lower end. The functions below need finite arguments.
+// Clamps x to [-limit, limit]; NaN becomes -limit. The functions below need finite arguments.
 double bounded(double x, double limit) { return x > limit ? limit : x > -limit ? x : -limit; }
 
 double softplus(double x) { return x > kLinearFrom ? x : scalar::log(1.0 + scalar::exp(x)); }

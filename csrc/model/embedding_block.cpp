@@ -1,4 +1,4 @@
-// The embeddings of tokens, with which rows begin.
+// The embeddings of tokens, the first residual stream.
 #include <cstring>
 #include <vector>
 
@@ -38,7 +38,7 @@ class EmbeddingBlock : public Block {
   size_t scratch_bytes() const override { return 0; }
 
  private:
-  const uint8_t* embedding_;  // BF16 [vocabulary, hidden]; null: the rows of the head
+  const uint8_t* embedding_;  // BF16 [vocabulary, hidden]; null: the rows of the output head
   std::shared_ptr<PackedWeight> head_;
 };
 

@@ -82,7 +82,7 @@ std::vector<BlockMatrix> ExpertsBlock::matrices() const {
   if (shared_ != nullptr) all = shared_->matrices();
   all.push_back({.weight = mixture_->router.get(), .is_always_exact = true});
   for (const FeedForward& expert : experts_) {
-    const bool is_first = &expert == &experts_.front();  // under whose name all are measured
+    const bool is_first = &expert == &experts_.front();  // its name stands for all
     all.push_back(
         {expert.gate_up.get(), is_first ? "gate_up" : "", 1, false, per_token_, experts()});
     all.push_back(
@@ -121,7 +121,7 @@ PreparedRows ExpertsBlock::route(Team& team, Batch& batch, const RowInputs& shar
   return prepare(team, batch, batch.precision, batch.rows, gate_up, inputs);
 }
 
-// Gives every choice a slot.
+// Assigns a slot to every choice.
 void ExpertsBlock::sort_choices(Batch& batch) const {
   int32_t *const starts = starts_.in(batch.scratch), *const chosen = chosen_.in(batch.scratch);
   Router::Choice* const choices = choices_.in(batch.scratch);
@@ -169,7 +169,7 @@ void ExpertsBlock::multiply_experts(Team& team, Batch& batch, const char* stage,
   const int64_t panels = any.matrix().panels, count = chosen[0];
   const size_t panel_bytes = bytes_of(any, batch.precision) / static_cast<size_t>(panels);
   const int64_t grain = panels_of_claim(panels * count, panel_bytes, batch.rows, team.threads());
-  // The claims of each node: chosen experts, and of each the node's panels.
+  // A node's claims are its panels of each chosen expert.
   const auto claims_of = [&](int node) {
     return (team.bound(node + 1, panels) - team.bound(node, panels) + grain - 1) / grain;
   };

@@ -40,7 +40,8 @@ int64_t HeadAttention::cache_words(std::span<const SequenceRows> sequences) cons
   return positions * layer.page_words() / kPagePositions;
 }
 
-// Normalises heads, where a norm is for heads: with one weight for all heads, or one for each.
+// Normalises heads, unless the norm is one of whole rows. A norm has one weight for all heads, or
+// one per head.
 void HeadAttention::norm_heads(const Norm& norm, int64_t dim, float* values, int64_t first_head,
                                int64_t count) const {
   if (!norm.exists() || traits_.spec.norms_whole_rows) return;
@@ -110,7 +111,7 @@ void HeadAttention::write_heads(const Run& run, int64_t kv_head,
   }
 }
 
-// Writes the outputs of attention over the queries.
+// Replaces the queries by the outputs of attention.
 void HeadAttention::merge_head(const Run& run, int64_t head,
                                const PagedAttention::PageRows& part) const {
   const int64_t dim = shape_.head_dim;
@@ -131,8 +132,9 @@ void HeadAttention::run(Team& team, Batch& batch, float* heads, const float* gat
   const auto attend = [&](int64_t first, int64_t last) {
     attention.run(*batch.cache, cache_layer_, window_, first, last, team.thread());
   };
-  // Keys and values are on the node whose threads write and read their head, if all nodes get
-  // equally many for their threads; else where they were first written.
+  // If the key-value heads divide evenly among the nodes' threads, a node's threads write and read
+  // the same heads in every forward, so keys and values are on that node. Otherwise they are on the
+  // node where they were first written.
   bool are_divided = true;
   for (int node = 1; node < team.nodes(); ++node)
     are_divided = are_divided && team.is_even(node, kv_heads);

@@ -1,6 +1,5 @@
-// Attention of all rows whose queries, keys and values are computed: norms and rotates them, writes
-// keys and values into the cache, and attends. Blocks that make queries, keys and values in
-// different ways share it.
+// The part of attention that all attention blocks share. It takes the queries, keys and values of
+// all rows, normalises and rotates them, writes keys and values into the cache, and attends.
 #pragma once
 
 #include <cstdint>
@@ -12,21 +11,21 @@ namespace specqd {
 
 class HeadAttention {
  public:
-  // `layer`: its norms, window, sinks and rope. `cache_layer`: of the KV cache.
+  // Takes norms, window, sinks and rope from `layer`. `cache_layer` is its index in the KV cache.
   HeadAttention(const LayerWeights& layer, int64_t cache_layer, const Traits& traits,
                 const std::vector<RopeTable>& ropes);
 
   const AttentionShape& shape() const { return shape_; }
 
-  // `heads` holds queries, keys and values, [rows][shape.outputs()]; the queries become the outputs
-  // of attention. `gates`, [rows][shape.queries()], are applied to these; null: there are none.
-  // Every thread calls it; it ends with a barrier.
+  // `heads` holds queries, keys and values, [rows][shape.outputs()]; the outputs of attention
+  // replace the queries. `gates`, [rows][shape.queries()], are applied to the outputs; null: there
+  // are none. Every thread calls it; it ends with a barrier.
   void run(Team& team, Batch& batch, float* heads, const float* gates) const;
 
   int64_t cache_words(std::span<const SequenceRows> sequences) const;
 
  private:
-  // A forward's rows, and where its heads are.
+  // The arguments of one call of run().
   struct Run {
     Batch& batch;
     PagedAttention& attention;

@@ -110,8 +110,9 @@ int64_t KvCache::attach_prefix(int sequence, std::span<const int32_t> tokens, ui
   return static_cast<int64_t>(table.size()) * kPagePositions;
 }
 
-// Begins at the last of these pages that has a cached state; returns the number of pages to it.
-// The sequence will save a state where these pages end, for others that leave them there.
+// Begins the sequence at the last of these pages that has a cached state, and returns the number of
+// pages up to there. The sequence will save a state where `pages` ends, because later sequences may
+// share the same pages.
 size_t KvCache::attach_state(int sequence, std::span<const int32_t> pages) {
   if (pages.empty() || !states_->reserve(sequence)) return 0;
   SequenceStates& states = states_->of(sequence);
@@ -133,7 +134,7 @@ void KvCache::publish(int sequence, std::span<const int32_t> tokens, uint64_t sa
   int64_t parent = 0;
   for (int64_t i = 0; i < full; ++i) {
     const int32_t page = table[static_cast<size_t>(i)];
-    if (page == kNoPage) return;  // released behind a window: later pages have no known prefix
+    if (page == kNoPage) return;  // released because of a window: later pages have no known prefix
     const Prefix prefix{salt, parent, page_tokens(tokens, i)};
     int32_t known = find(prefix);
     if (known == kNoPage) {
@@ -237,8 +238,8 @@ void KvCache::copy_page(int32_t from, int32_t to) {
   }
 }
 
-// The free page right after `before`, so that both are contiguous; else the first page of an unused
-// frame, so that later pages can follow it.
+// Returns the free page right after `before`, so that both are contiguous; or else the first page
+// of an unused frame, so that later pages can follow it.
 int32_t KvCache::best_free_page(int32_t before) const {
   const int32_t after = before + 1;
   if (before != kNoPage && after % kFramePages != 0 && free_.contains(after)) return after;

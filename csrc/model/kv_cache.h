@@ -1,10 +1,10 @@
 // Keys and values of many sequences in pages of 64 positions, which sequences may share.
 //
-// A page holds all cached layers, each with heads of its own number and size. Keys are stored as
-// the panels of a matrix [positions, head_dim], values as those of a transpose [value_dim,
-// positions], so that attention consists of two exact products. Eight pages make a frame,
-// [layer][key-value head][keys of 8 pages, values of 8 pages]. Consecutive pages of a sequence
-// mostly share a frame; a chunk of a head's keys is then contiguous in memory.
+// A page holds all cached layers, which may differ in the number and size of their heads. Keys are
+// stored as the panels of a matrix [positions, head_dim], values as those of a transpose
+// [value_dim, positions], so that attention consists of two exact products. Eight pages make a
+// frame, [layer][key-value head][keys of 8 pages, values of 8 pages]. Consecutive pages of a
+// sequence mostly share a frame; a chunk of a head's keys is then contiguous in memory.
 //
 // A sequence is a table of pages. The caller keeps its length and rolls back by using a smaller
 // one. The cache does not know which positions are accepted: the caller passes only accepted ones
@@ -76,8 +76,8 @@ class KvView {
 class KvCache {
  public:
   // Reserves address space for `pages` pages; a frame takes memory when it is first written. At
-  // most `most_states` sequences can have states of recurrent layers; beside theirs, at most
-  // `most_slots` are cached. A huge page holds several heads, so those of nodes need small ones.
+  // most `most_states` sequences can have states of recurrent layers, and at most `most_slots` more
+  // states are cached. A huge page holds several heads: use small pages to place heads on nodes.
   KvCache(KvShape shape, int64_t pages, StateShape states = {}, int64_t most_states = 0,
           int64_t most_slots = 0, bool uses_huge_pages = true);
 
@@ -88,8 +88,8 @@ class KvCache {
 
   int create();
   void release(int sequence);
-  // A new sequence that shares all pages up to `length`; a shared page is copied before a write.
-  // Its states are shared likewise, or none if none are free.
+  // Creates a sequence that shares all pages up to `length`; a shared page is copied before a
+  // write. It shares the states too, unless no states are free: then it has none.
   int fork(int sequence, int64_t length);
 
   // Makes positions [first, last) writable: allocates missing pages and copies shared or published
@@ -97,11 +97,11 @@ class KvCache {
   bool make_writable(int sequence, int64_t first, int64_t last);
 
   // Adds published pages that hold exactly the prefix of these tokens to an empty sequence, at most
-  // (n - 1) / 64 pages, so that a token remains to forward. Where layers are recurrent, the last
-  // of them has a cached state. Returns the number of positions.
+  // (n - 1) / 64 pages, so that a token remains to forward. If layers are recurrent, the pages end
+  // where a state is cached. Returns the number of positions.
   int64_t attach_prefix(int sequence, std::span<const int32_t> tokens, uint64_t salt);
   // Publishes the sequence's full pages, which must hold the exact keys and values of `tokens`,
-  // and caches the states that it saved at their ends.
+  // and caches the states that the sequence saved at the ends of these pages.
   void publish(int sequence, std::span<const int32_t> tokens, uint64_t salt);
   // Releases pages that end at or before `position`, because no later row reads them.
   void release_behind(int sequence, int64_t position);
@@ -115,8 +115,8 @@ class KvCache {
   void write_page_bits(int sequence, int64_t page, std::span<const uint16_t> bits);
 
  private:
-  // A published page. Its parent is the page before it, by an id that is never reused. So equal
-  // tokens after equal parents are equal prefixes, even if hashes collide.
+  // A published page. Its parent is the id of the page before it. Ids are never reused, so equal
+  // tokens after equal parents mean equal prefixes, even if hashes collide.
   struct Published {
     int64_t id = 0;  // 0: not published
     uint64_t salt = 0;
@@ -151,7 +151,7 @@ class KvCache {
   int64_t frame_words_;
   std::vector<int64_t> layer_starts_;  // of each layer's words in a frame
   Memory memory_;
-  std::vector<int32_t> references_;  // number of sequences, by page
+  std::vector<int32_t> references_;  // by page: how many sequences hold it
   std::set<int32_t> free_;
   std::vector<int8_t> free_in_frame_;
   std::vector<Published> published_;               // by page

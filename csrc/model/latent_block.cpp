@@ -1,5 +1,5 @@
-// Multi-head latent attention, absorbed: all heads attend to one latent row per position. Small
-// products of each head come before and after attention (docs/design.md).
+// Multi-head latent attention with absorbed matrices: all heads attend to one latent row per
+// position, and each head has a small product before and after attention (docs/design.md).
 #include <algorithm>
 #include <cstring>
 
@@ -12,8 +12,9 @@ namespace {
 
 constexpr float kNormEpsilon = 1e-6f;  // of the queries' latent; the same in every model
 
-// Multiplies a row's part of each head, which follow one another in `x`, by the head's part of
-// `weight`, and calls take(head, first_output, outputs, result, stride). Ends with a barrier.
+// Multiplies each head's part of a row by the head's part of `weight`, and calls
+// take(head, first_output, outputs, result, stride). A row's parts are consecutive in `x`. Ends
+// with a barrier.
 template <class Take>
 void multiply_heads(Team& team, Batch& batch, const char* stage, const PackedWeight& weight,
                     int64_t heads, const PreparedRows& x, const Take& take) {
@@ -87,7 +88,7 @@ class LatentAttentionBlock : public Block {
   bool has_query_latent() const { return weights_.queries != nullptr; }
   // The part of a head's query or key that rotates comes before its latent.
   int64_t rotated() const { return attention_.shape().head_dim - attention_.shape().value_dim; }
-  // Of one head, before its key matrix is absorbed: the rotated part, then the plain part.
+  // Of one head, before its key matrix is absorbed: the rotated part, then the unrotated part.
   int64_t query_width() const { return rotated() + weights_.keys->columns(); }
 
   void project(Team& team, Batch& batch, const RowInputs& inputs) const;

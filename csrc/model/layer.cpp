@@ -59,8 +59,8 @@ Layer::Layer(const LayerWeights& weights, int64_t index, int64_t layers, int64_t
 }
 
 // x += post_norm(mixer(norm(x))); x += post_norm(feed_forward(norm(x))); and, where there are
-// per-layer embeddings, x += post_norm(per_layer(x)). Without a post norm a block adds to x itself.
-// A parallel feed forward reads the x that the mixer read; then both are added.
+// per-layer embeddings, x += post_norm(per_layer(x)). Without a post norm a block adds its outputs
+// to x itself. A parallel feed forward reads the same x as the mixer; then both outputs are added.
 void Layer::run(Team& team, Batch& batch) const {
   const int64_t hidden = batch.traits.spec.hidden;
   const float* const x = batch.residual.data();

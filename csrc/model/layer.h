@@ -12,8 +12,8 @@ namespace specqd {
 
 class Layer {
  public:
-  // `cache_layer`: of the KV cache; of the states, if the layer is recurrent. `reads_pairs`:
-  // attention reads Batch::pairs.
+  // `cache_layer`: the layer's index in the KV cache, or in the states if the layer is recurrent.
+  // If `reads_pairs`, attention reads Batch::pairs.
   Layer(const LayerWeights& weights, int64_t index, int64_t layers, int64_t cache_layer,
         bool reads_pairs, const BlockSetting& setting);
 
@@ -41,9 +41,9 @@ struct CachePlan {
   KvShape kv;
   StateShape states;
   std::vector<int64_t> cache_layers;     // by layer: its layer of the cache, or of the states
-  std::vector<int64_t> longest_windows;  // by attention shape; 0: some layer sees all positions
-  int64_t longest_window = 0;            // of all layers; 0 likewise
-  int64_t first_reader = 0;  // from this layer on, none has keys, values or states of its own
+  std::vector<int64_t> longest_windows;  // by attention shape; 0: one has no window
+  int64_t longest_window = 0;            // of all layers; 0: one has no window
+  int64_t first_reader = 0;  // no layer from this one on has keys, values or states of its own
 };
 
 }  // namespace specqd

@@ -30,24 +30,26 @@ struct FeedForward {
 size_t bytes_of(const PackedWeight& weight, Precision precision);
 size_t bytes_of(const FeedForward& weights, Precision precision);
 
-constexpr int64_t kLargestDeltaDim = 256;  // of a recurrent layer's heads
+constexpr int64_t kLargestDeltaDim = 256;  // head size of a delta rule
 
-// The delta rule of a recurrent layer: `query_key_value` holds queries, keys, values and gates.
+// The delta rule of a recurrent layer, whose LayerWeights::query_key_value computes queries, keys,
+// values and gates.
 struct DeltaWeights {
-  std::shared_ptr<PackedWeight> rates;     // betas, then decays, one of each per value head
-  std::vector<float> log_rate, step_bias;  // of decays, by value head
+  std::shared_ptr<PackedWeight> rates;     // betas, then decays: one of each per value head
+  std::vector<float> log_rate, step_bias;  // of decays, per value head
   std::vector<float> norm;                 // [value_dim]
 };
 
-// A latent layer's attention beside its first product, whose outputs are queries, or their latent,
-// and then a key: its part with positions, and the latent of all heads' keys and values. A head's
-// part of `keys` makes of its query what it asks of the latent; its part of `values` makes its
-// output of the latents that attention has summed.
+// The weights of latent attention, except its first and its output product. The first product
+// computes the queries, or their latent, and then one key: the rotated part, and the latent of the
+// keys and values of all heads. A head multiplies its query by its part of `keys`, so it attends
+// directly to the latent. It multiplies the sum of latents by its part of `values`, which gives its
+// output.
 struct LatentWeights {
-  std::shared_ptr<PackedWeight> queries;  // of the queries' latent; null: they have none
-  Norm query_norm, norm;                  // of both latents
-  std::shared_ptr<PackedWeight> keys;     // [heads * latent, plain part of a query]
-  std::shared_ptr<PackedWeight> values;   // [heads * outputs, latent]
+  std::shared_ptr<PackedWeight> queries;  // from the queries' latent; null: there is no such latent
+  Norm query_norm, norm;                 // of the queries' latent; of the latent of keys and values
+  std::shared_ptr<PackedWeight> keys;    // [heads * latent, unrotated part of a query]
+  std::shared_ptr<PackedWeight> values;  // [heads * outputs, latent]
 };
 
 // The last addition of a layer to the residual stream x: norm(projection(act(gate(x)) * e)), where
@@ -58,8 +60,9 @@ struct PerLayerInput {
   bool exists() const { return gate != nullptr; }
 };
 
-// The per-layer embedding of a token that enters as x, [layers][width]:
-// (norm(projection(x) / sqrt(hidden)) + sqrt(width) * table[token]) / sqrt(2), the norm by layer.
+// The per-layer embedding of a token, [layers][width], where x is the embedding of the token:
+// (norm(projection(x) / sqrt(hidden)) + sqrt(width) * table[token]) / sqrt(2). The norm applies to
+// each layer's part alone.
 struct PerLayerEmbedding {
   const uint8_t* table = nullptr;            // BF16 [vocabulary, layers * width], read in place
   std::shared_ptr<PackedWeight> projection;  // [layers * width, hidden]; null: there is none
@@ -68,48 +71,55 @@ struct PerLayerEmbedding {
   int64_t width() const { return std::ssize(norm.weight); }
 };
 
-// What a layer with experts has beside them. A row adds norm(sum of its experts' outputs); and of
-// the shared feed forward, which every row passes through, norm(output) or sigmoid(gate) * output.
+// The weights and traits of a layer with experts, except the experts themselves. A row adds
+// norm(sum of its experts' outputs) to the residual stream. If there is a shared feed forward,
+// every row passes through it and also adds norm(output) or sigmoid(gate) * output.
 struct Mixture {
-  // A row for each expert, then one for the gate of the shared feed forward, if it has one.
+  // One row per expert, then one for the gate of the shared feed forward, if it is gated.
   std::shared_ptr<PackedWeight> router;
   Vector router_bias;
   FeedForward shared;  // null: there is none
-  // Norms of the inputs of experts and router; absent: those of the shared feed forward, and those
-  // of the experts.
+  // Norms of the inputs of the experts and of the router. If `experts_norm` is absent, the experts
+  // read the inputs of the shared feed forward. If `router_norm` is absent, the router reads the
+  // inputs of the experts.
   Norm experts_norm, router_norm;
   Norm experts_post_norm, shared_post_norm;
   float score_scale = 1.0f;
-  std::vector<float> share_scales;  // by expert; empty: all are 1
-  // Choice by the sigmoids of scores plus these, by expert; empty: by scores. Of `groups`, those
-  // `chosen_groups` count whose best two have the largest sums. Shares are the sigmoids, over their
-  // sum and `least_sum` where they are shares of the chosen.
-  std::vector<float> choice_bias;
+  std::vector<float> expert_scales;  // factors on routing weights, per expert; empty: all are 1
+  // Per expert. If it is empty, the router chooses experts by their scores. Otherwise it chooses
+  // them by sigmoid(score) + bias, among the `chosen_groups` of `groups` whose best two have the
+  // largest sums; the routing weights are then the sigmoids without the bias. If the spec
+  // normalises routing weights, they are divided by their sum plus `weight_sum_epsilon`.
+  std::vector<float> correction_bias;
   int64_t groups = 1, chosen_groups = 1;
-  float least_sum = 0.0f;
-  bool takes_sigmoids() const { return !choice_bias.empty(); }
+  float weight_sum_epsilon = 0.0f;
+  bool takes_sigmoids() const { return !correction_bias.empty(); }
   bool has_shared() const { return shared.down != nullptr; }
 };
 
 struct LayerWeights {
   Norm attention_norm, attention_post_norm, feed_forward_norm, feed_forward_post_norm;
-  // Norms of heads (one weight for all or one per head) or of whole rows; values: heads alone.
+  // Norms of heads (one weight for all heads, or one per head) or of whole rows. The norm of values
+  // is always one of heads.
   Norm query_norm, key_norm, value_norm;
-  // Rows of queries, then of the layer's own keys, then of its own values.
+  // The rows for queries, then those for keys and values, if the layer computes its own.
   std::shared_ptr<PackedWeight> query_key_value, output;
   Vector query_key_value_bias, output_bias;
-  Vector sinks;                            // by head: a score whose value is zero
+  Vector sinks;                            // per head: a score whose value is zero
   std::vector<FeedForward> feed_forwards;  // one, or the experts of the mixture
   std::shared_ptr<Mixture> mixture;        // null: no experts
-  int64_t window = 0;                      // positions that a row sees, its own included; 0: all
-  int rope = 0;                            // index into DecoderSpec::ropes; -1: none
-  int attention = 0;                       // index into DecoderSpec::attentions
-  int kv_layer = -1;  // the earlier layer whose keys and values it reads; -1: it has its own
-  bool values_are_keys = false;  // their last part, before the norm of keys and rotation
+  int64_t window = 0;  // positions that a row attends to, including its own; 0: all
+  int rope = 0;        // index into DecoderSpec::ropes; -1: none
+  int attention = 0;   // index into DecoderSpec::attentions
+  int kv_layer = -1;   // the earlier layer whose keys and values this one reads; -1: its own
+  // A value is the last part of its key, before the norm of keys and the rotation.
+  bool values_are_keys = false;
   PerLayerInput per_layer;
-  float output_scale = 1.0f;  // of the residual stream behind the layer; 1 without a last norm
-  // A recurrent layer: a short convolution, [taps][channels], whose outputs enter a delta rule. Or
-  // there is none: `query_key_value` then holds gates of its inputs, gates of its outputs, values.
+  // Factor on the residual stream after the layer; 1 if the layer ends without a post norm.
+  float output_scale = 1.0f;
+  // The short convolution of a recurrent layer, [kernel width][channels]; empty: not recurrent. Its
+  // outputs are the inputs of the delta rule. Without a delta rule, `query_key_value` computes the
+  // gates of the convolution's inputs, the gates of its outputs, and the values.
   Vector convolution, convolution_bias;
   std::shared_ptr<DeltaWeights> delta;
   std::shared_ptr<LatentWeights> latent;  // null: queries, keys and values are products

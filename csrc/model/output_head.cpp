@@ -10,8 +10,9 @@ namespace specqd {
 namespace {
 
 constexpr int64_t kLogitsOfClaim = 8192;
-// The best tokens of a draft are in few panels of the head. With this many exact ones it agrees
-// almost as often as with an exact head; docs/levels.md has the measurement.
+// The best tokens of a draft are in few panels of the output head. If a draft reads this many
+// panels exactly, it is accepted almost as often as with an exact output head; docs/levels.md has
+// the measurement.
 constexpr int64_t kBestPanels = 8;
 
 }  // namespace
@@ -29,7 +30,7 @@ void OutputHead::draft_for(const OutputHead& target) {
 }
 
 void OutputHead::record_sampled(std::span<const int32_t> tokens) const {
-  if (records_) partial_head_->see(tokens);
+  if (records_) partial_head_->record(tokens);
 }
 
 size_t OutputHead::bytes(Precision precision, int64_t count) const {
@@ -41,10 +42,11 @@ int64_t OutputHead::exact_panels() const { return std::min(kBestPanels, read_pan
 void OutputHead::plan(Batch& batch, HeadUse use, std::span<const ForwardRows> sequences) {
   records_ = is_target_ && batch.precision == Precision::kExact;
   if (records_) {
-    // Rows without logits are a prompt's; those with them were sampled, or are a proposal.
+    // Rows without logits belong to a prompt. Tokens of rows with logits were recorded when they
+    // were sampled, or are only proposed.
     size_t first = 0;
     for (const ForwardRows& part : sequences) {
-      partial_head_->see(
+      partial_head_->record(
           batch.tokens.subspan(first, static_cast<size_t>(part.count - part.logits)));
       first += static_cast<size_t>(part.count);
     }
@@ -69,7 +71,7 @@ std::span<const float> OutputHead::logits(int64_t row) const {
   return {logits_.data() + row * panels() * kPanel, static_cast<size_t>(traits_.spec.vocabulary)};
 }
 
-// An earlier forward may have written where this one writes nothing.
+// An earlier forward may have written logits that this one leaves out.
 void OutputHead::clear_logits(Team& team, int64_t rows) {
   team.stage("logits left out");
   team.share(rows * panels() * kPanel, kLogitsOfClaim, [&](int64_t first, int64_t last) {
@@ -78,7 +80,7 @@ void OutputHead::clear_logits(Team& team, int64_t rows) {
   });
 }
 
-// Scales and caps `count` outputs of the head from `first` on, and puts them among a row's logits.
+// Scales and caps `count` outputs of the head from `first` on, and stores them as a row's logits.
 void OutputHead::put_logits(int64_t row, int64_t first, int64_t count, float* outputs) {
   const DecoderSpec& spec = traits_.spec;
   if (spec.logit_cap > 0.0f)
@@ -119,7 +121,8 @@ void OutputHead::run(Team& team, Batch& batch) {
                     panels() * kPanel);
 }
 
-// Lists each row's panels with the largest logits, the largest first; the earlier of equal ones.
+// Lists the panels with the largest logits of each row, in descending order. Of equal panels, the
+// earlier one comes first.
 void OutputHead::choose_panels(Team& team, int64_t rows) {
   const int64_t most = exact_panels();
   team.stage("best panels");

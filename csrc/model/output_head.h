@@ -14,11 +14,11 @@ namespace specqd {
 
 class OutputHead {
  public:
-  // A draft head's output is not a target's.
+  // The output head of a draft head, whose weights have an entry, records nothing.
   OutputHead(const DecoderWeights& weights, const Traits& traits);
 
-  // The tokens whose rows of the head drafts read. Exact forwards of a target record in it what
-  // they read and what is sampled from their logits.
+  // Chooses the rows that drafts read. Exact forwards of a target record in it the tokens that they
+  // read and those that are sampled from their logits.
   PartialHead& partial_head() const { return *partial_head_; }
   // Uses the partial head of `target`, for which this model drafts.
   void draft_for(const OutputHead& target);
@@ -29,7 +29,7 @@ class OutputHead {
   BlockMatrix matrix() const { return {weight_.get(), "head"}; }
   const Norm& final_norm() const { return final_norm_; }
 
-  // Chooses the panels that a forward reads, before it runs; counts their bytes in place of all.
+  // Chooses the panels that a forward reads, before it runs, and counts only their bytes.
   void plan(Batch& batch, HeadUse use, std::span<const ForwardRows> sequences);
   // Computes the logits. Every thread calls it.
   void run(Team& team, Batch& batch);
@@ -40,7 +40,7 @@ class OutputHead {
  private:
   int64_t panels() const { return weight_->matrix().panels; }
   size_t bytes(Precision precision, int64_t panels) const;
-  int64_t exact_panels() const;  // that each row of a draft reads exactly
+  int64_t exact_panels() const;  // number of panels that each row of a draft reads exactly
   void clear_logits(Team& team, int64_t rows);
   void put_logits(int64_t row, int64_t first, int64_t count, float* outputs);
   void choose_panels(Team& team, int64_t rows);
@@ -53,11 +53,11 @@ class OutputHead {
   bool is_target_;  // owns partial_head_
 
   // Of the last forward.
-  bool records_ = false;              // what it reads, and what is sampled from it
+  bool records_ = false;              // whether the partial head records its tokens
   std::vector<PanelRun> runs_;        // panels that are read
   int64_t read_panels_ = 0;           // their number
   std::vector<float> panel_maxima_;   // of a draft's logits, [logit rows][panels]
-  std::vector<int64_t> best_panels_;  // that a draft reads exactly, [logit rows][exact_panels()]
+  std::vector<int64_t> best_panels_;  // a draft reads them exactly, [logit rows][exact_panels()]
   std::vector<float> logits_;         // [logit rows][panels * kPanel]
 };
 

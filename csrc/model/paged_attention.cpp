@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kRowsAtOnce = 64;  // queries per product: rows times heads of the group
 constexpr int64_t kPartsAhead = 4;
 constexpr int64_t kPageTiles = kPagePositions / kBlock;
-// Not a power of two, at which rows of scores would share few sets of the first-level cache.
+// This is not a power of two: rows of scores would then share few sets of the first-level cache.
 constexpr int64_t kScoreStride = kChunkPositions + kPanel;
 
 int64_t first_visible(int64_t position, int64_t window) {
@@ -95,7 +95,7 @@ uint8_t* PagedAttention::query(int64_t row, int64_t head) {
   return queries_.data() + static_cast<size_t>(query_index(row, head)) * query_bytes_;
 }
 
-// Like queries, the results of a pass and a key-value head are consecutive.
+// Like queries, the partial results of one pass and one key-value head are consecutive.
 size_t PagedAttention::part_index(int64_t part, int64_t head) const {
   const int64_t group = shape_.group();
   return static_cast<size_t>((head / group * part_count_ + part) * group + head % group);
@@ -171,7 +171,7 @@ void PagedAttention::run(const KvCache& cache, int64_t layer, int64_t window, in
     weigh(now, window, scores, weights);
     if (now.is_empty()) continue;
     const uint16_t* next = nullptr;
-    // Past `last` the thread's next item is a guess.
+    // At `last` the thread's next item is not known: this is a guess.
     const int64_t following = item + 1 < last ? item + 1 : item + threads;
     if (following < passes() * shape_.kv_heads) {
       const ItemRange after = find_range(cache, layer, window, following);

@@ -1,8 +1,8 @@
 // Causal attention of many sequences' rows over paged keys and values, grouped by key-value head.
 //
 // Scores and weighted sums are exact products (docs/exactness.md) over absolute chunks of 512
-// positions; chunks are merged in order. Blocks of 32 positions that no row of a pass sees are
-// skipped, because they would only add zeros.
+// positions; chunks are merged in order. A pass skips blocks of 32 positions that none of its rows
+// attends to, because they would only add zeros.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,8 @@ constexpr int64_t kLargestHeadDim = 1024;
 
 struct AttentionShape {
   int64_t heads, kv_heads;
-  int64_t head_dim, value_dim;  // of queries and keys; of values, at most as many
-  float scale;                  // of scores
+  int64_t head_dim, value_dim;  // of queries and keys; of values, at most head_dim
+  float scale;                  // factor on scores
   float cap;                    // soft cap of scaled scores; 0: none
   int64_t group() const { return heads / kv_heads; }
   int64_t queries() const { return heads * head_dim; }
@@ -42,13 +42,13 @@ struct AttentionShape {
 
 class PagedAttention {
  public:
-  // `longest_window` of the layers that use it; 0: some row sees all positions before it.
+  // `longest_window`: of the layers with this shape; 0: a layer attends to all earlier positions.
   PagedAttention(AttentionShape shape, int64_t longest_window, const Kernels& kernels, int threads,
                  int64_t max_rows);
 
   const AttentionShape& shape() const { return shape_; }
 
-  // Plans a forward: splits it into passes. A pass is a few rows of a sequence and one chunk.
+  // Plans a forward: splits it into passes. A pass is a few rows of one sequence, and one chunk.
   void plan(std::span<const SequenceRows> sequences);
 
   // Batch rows [first, last) of one sequence, whose positions share a page.
@@ -68,13 +68,14 @@ class PagedAttention {
   // blocks.
   void clear_after(const KvView& view, int64_t last) const;
 
-  // Whether each sequence is one pass, so that the threads need to share only key-value heads.
+  // Whether each sequence is one pass, so that it is enough to divide key-value heads among
+  // threads.
   bool is_simple() const { return passes_.size() == sequences_.size(); }
   // The passes of key-value head h are the items [h * passes, (h + 1) * passes). Passes of one
   // chunk are consecutive, so that its keys and values stay in the CPU's cache.
   int64_t passes() const { return static_cast<int64_t>(passes_.size()); }
-  // Runs items [first, last). `layer` counts those of the cache. `window` 0: a row sees all
-  // positions before it.
+  // Runs items [first, last). `layer` is an index into the cache's layers. If `window` is 0, a row
+  // attends to all positions before it.
   void run(const KvCache& cache, int64_t layer, int64_t window, int64_t first, int64_t last,
            int thread);
   // Writes attention's output of a row's head, [value_dim]; all passes of the head must have run.
@@ -93,7 +94,8 @@ class PagedAttention {
     int64_t first;  // index of the row's first partial result; the others follow at `stride`
     int64_t stride, count;
   };
-  // The positions that an item reads: whole blocks of a chunk, [begin, end), that some row sees.
+  // The positions that an item reads: [begin, end), the whole blocks of a chunk to which some row
+  // attends.
   struct ItemRange {
     const Pass& pass;
     int64_t kv_head;

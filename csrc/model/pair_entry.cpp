@@ -60,7 +60,8 @@ const float* PairEntry::read_feature(const Batch& batch, int64_t row, float* scr
   return scratch;
 }
 
-// Makes a row's pair of its hidden row and the embedding of its token. `bits` has room for a row.
+// Makes a row's pair from its hidden row and the embedding of its token. `bits` is scratch memory
+// for one row.
 void PairEntry::make_pair(Batch& batch, int64_t row, uint16_t* bits) const {
   const int64_t hidden = traits_.spec.hidden, token = batch.tokens[static_cast<size_t>(row)];
   if (token == kBlank)

@@ -1,4 +1,4 @@
-// What the rows of a draft head begin with: features or recycled hidden rows, each paired with the
+// Makes the inputs of a draft head's rows: features or recycled hidden rows, each paired with the
 // embedding of a token.
 #pragma once
 
@@ -12,7 +12,7 @@ namespace specqd {
 
 class PairEntry : public Block {
  public:
-  // Reserves the pairs of the batch.
+  // Reserves room for pairs in the batch.
   PairEntry(const DecoderWeights& weights, Batch& batch);
 
   // Ignores inputs and destination: writes Batch::pairs and the residual stream.
@@ -20,7 +20,7 @@ class PairEntry : public Block {
   std::vector<BlockMatrix> matrices() const override;
   size_t scratch_bytes() const override { return 0; }
 
-  int64_t feature_width() const;  // values of a feature that a row reads
+  int64_t feature_width() const;  // values per row of features
   bool blanks_first() const { return entry_->blanks_first; }
   bool is_projected() const { return entry_->projection != nullptr; }  // else attention reads pairs
   // Writes the hidden row, BF16 [hidden], that a row of the last forward gives the next one.

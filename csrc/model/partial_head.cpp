@@ -9,7 +9,7 @@ namespace {
 
 // A sixteenth of Gemma 3's vocabulary and a third of SmolLM2's; docs/levels.md has the measurement.
 constexpr int64_t kFirstIds = 16384;
-constexpr size_t kWindow = 16384;  // tokens: those of one sequence, or of many
+constexpr size_t kWindow = 16384;  // tokens, of one sequence or of many
 
 }  // namespace
 
@@ -28,7 +28,7 @@ void PartialHead::keep(std::span<const int32_t> tokens) {
     }
 }
 
-void PartialHead::see_panel(int64_t panel) {
+void PartialHead::record_panel(int64_t panel) {
   ++uses_[static_cast<size_t>(panel)];
   if (window_.size() < kWindow) return window_.push_back(static_cast<int32_t>(panel));
   --uses_[static_cast<size_t>(window_[oldest_])];
@@ -36,8 +36,8 @@ void PartialHead::see_panel(int64_t panel) {
   oldest_ = (oldest_ + 1) % kWindow;
 }
 
-void PartialHead::see(std::span<const int32_t> tokens) {
-  for (const int32_t token : tokens) see_panel(token / kPanel);
+void PartialHead::record(std::span<const int32_t> tokens) {
+  for (const int32_t token : tokens) record_panel(token / kPanel);
 }
 
 int64_t PartialHead::list(int64_t panels, std::vector<PanelRun>& runs) const {

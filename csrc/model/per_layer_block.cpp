@@ -1,4 +1,4 @@
-// Per-layer embeddings: each layer adds a part of its own of a wide embedding of the token.
+// Per-layer embeddings: a token has one wide embedding, and each layer adds its own part of it.
 #include <algorithm>
 #include <cstring>
 #include <vector>

@@ -15,8 +15,8 @@
 namespace specqd {
 
 constexpr int64_t kRowsPreparedByEach = 2;  // up to here a barrier costs more than a second copy
-constexpr int64_t kProductPanels = 16;      // most panels per claim
-constexpr int64_t kClaimBytes = 512 << 10;  // about the most: a thread waits for another's claim
+constexpr int64_t kProductPanels = 16;      // the most panels per claim
+constexpr int64_t kClaimBytes = 512 << 10;  // about the most, because threads wait for the last one
 // From this many rows on, the results of 16 panels do not fit into the cache.
 constexpr int64_t kManyRows = 64;
 constexpr int64_t kProductPanelsOfManyRows = 8;
@@ -32,7 +32,7 @@ inline int64_t panels_of_claim(int64_t panels, size_t panel_bytes, int64_t rows,
   return std::max<int64_t>(std::min(fair, most) / 2 * 2, 2);
 }
 
-// The rows that a block reads, where they lie.
+// Rows of inputs as they are in memory.
 inline RowInputs rows_at(const float* rows, int64_t stride) { return RowInputs(rows, stride); }
 
 // The residual stream, normalised if there is a norm.
@@ -40,8 +40,8 @@ inline RowInputs normed(const Batch& batch, const Norm& norm) {
   return RowInputs(batch.residual.data(), batch.traits.spec.hidden, norm, batch.traits);
 }
 
-// Takes the results of a block's last product: adds the bias, scales, and puts them where `to`
-// says.
+// Takes the results of a block's last product, adds the bias, scales the sums, and puts them where
+// `to` says.
 inline auto put_output(Batch& batch, const Vector& bias, Destination to) {
   return [&batch, &bias, to](int64_t first, int64_t count, float* result, int64_t stride) {
     const DecoderSpec& spec = batch.traits.spec;
@@ -62,8 +62,7 @@ inline auto put_output(Batch& batch, const Vector& bias, Destination to) {
   };
 }
 
-// Takes the results of a product: copies those of its outputs [from, to) to `out`,
-// [rows][out_stride].
+// Copies outputs [from, to) of a product to `out`, [rows][out_stride].
 struct Outputs {
   int64_t from, to;
   float* out;
@@ -88,7 +87,8 @@ auto keep_outputs(const Batch& batch, const Outputs (&parts)[kParts]) {
 }
 
 // Prepares `rows` rows of inputs for a product with `next`; `make(row, scratch)` returns a row's
-// inputs. If rows are few, every thread prepares its own copy, which is cheaper than a barrier.
+// inputs. If there are few rows, every thread prepares its own copy: this is cheaper than a
+// barrier.
 template <class Make>
 PreparedRows prepare(Team& team, Batch& batch, Precision precision, int64_t rows,
                      const PackedWeight& next, const Make& make) {
@@ -118,8 +118,7 @@ PreparedRows prepare(Team& team, Batch& batch, Precision precision, int64_t rows
   return {prepared, stride, rows};
 }
 
-// Prefetches the beginning of a panel, as much as a product prefetches when it continues from the
-// panel before it.
+// Prefetches the beginning of a panel: as much as a product prefetches of the next panel.
 inline void fetch_panel(const PackedMatrix& matrix, int64_t panel) {
   constexpr int64_t kTilesAhead = 16, kLine = 64;
   const int64_t tiles = std::min(kTilesAhead, matrix.tiles), first = panel * matrix.tiles;
@@ -159,14 +158,15 @@ void multiply_runs(Team& team, Batch& batch, const char* stage, Precision precis
       take(from * kPanel, stride, out, stride);
     }
   };
-  // The first rows of a head, which drafts read, lie on few nodes: reading far beats idling.
+  // Drafts read the first rows of the output head, which are on few nodes. Reading from
+  // another node is faster than leaving threads idle.
   if (panels == matrix.panels)
     team.share_by_node(panels, grain, panels_of(team, panels), work);
   else
     team.share(panels, grain, work);
 }
 
-// The same for all panels.
+// Multiplies prepared rows by all panels of `weight`; see multiply_runs.
 template <class Take>
 void multiply(Team& team, Batch& batch, const char* stage, Precision precision,
               const PackedWeight& weight, const PreparedRows& x, const Take& take) {

@@ -8,10 +8,10 @@
 namespace specqd {
 namespace {
 
-constexpr int64_t kKeptEvery = 1536;  // so slots take as much memory as keys and values
+constexpr int64_t kKeptEvery = 1536;  // slots then take about as much memory as keys and values
 static_assert(kSavedPositions % kDeltaChunk == 0 && kKeptEvery % kSavedPositions == 0);
 
-// A row reads as many earlier rows of the ring as the convolution has taps, less one.
+// A row reads earlier rows of the ring: one fewer than the kernel width of the convolution.
 int64_t most_rows_since(const StateShape& shape) {
   return SequenceStates::kRingRows - shape.earlier_rows();
 }

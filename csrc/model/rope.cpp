@@ -18,8 +18,9 @@ float wavelength_over_two_pi(const RopeSpec& spec, size_t i) {
   return static_cast<float>(scalar::pow(theta, exponent));
 }
 
-// Llama 3.1: low frequencies are divided by `factor`, high ones kept, those in between blended. All
-// in fp32; a scalar over a tensor is a reciprocal times the scalar, as in torch.
+// Llama 3.1: low frequencies are divided by `factor`, high ones are kept, and those in between are
+// blended. Everything is in fp32. As in torch, a scalar divided by a tensor is the scalar times a
+// reciprocal.
 float scale_llama3(const RopeSpec& spec, float inv_freq) {
   const float factor = static_cast<float>(spec.factor);
   const float wavelength = (1.0f / inv_freq) * static_cast<float>(kTwoPi);
@@ -72,7 +73,8 @@ double yarn_attention_factor(const RopeSpec& spec) {
   return is_given ? scale(spec.mscale) / scale(spec.mscale_all_dim) : scale(1.0);
 }
 
-// LongRoPE (arXiv 2402.13753): derived from the growth of the context, as in transformers.
+// LongRoPE (arXiv 2402.13753): the factor follows from the growth of the context, as in
+// transformers.
 double long_attention_factor(const RopeSpec& spec) {
   if (spec.attention_factor > 0.0) return spec.attention_factor;
   if (spec.factor <= 1.0) return 1.0;

@@ -13,7 +13,7 @@ enum class RopeKind { kDefault, kLinear, kLlama3, kYarn, kLong, kProportional };
 // Fields that a kind does not use are ignored.
 struct RopeSpec {
   RopeKind kind = RopeKind::kDefault;
-  int dims = 0;  // of a head, from the first, that rotate
+  int dims = 0;  // number of dimensions of a head that rotate, from the first
   double theta = 10000.0;
   double factor = 1.0;
   double original_max_positions = 0.0;
@@ -26,14 +26,14 @@ struct RopeSpec {
   double mscale_all_dim = 0.0;    // 0: absent
   bool truncate = true;
   std::vector<float> factors;  // kLong: one per pair, [dims / 2]
-  double query_growth = 0.0;   // of rotated queries; 0: none
-  int turning_pairs = 0;       // kProportional: the frequency of later pairs is 0
+  double query_growth = 0.0;   // growth of rotated queries by position; 0: none
+  int turning_pairs = 0;       // kProportional: pairs that rotate; later pairs have frequency 0
 };
 
 // inv_freq[i] = theta^(-2i / dims), scaled according to the kind, with every intermediate rounded
 // to fp32 where transformers rounds it. inv_freq.size() == dims / 2.
 // Returns the factor that scales cos and sin: 1 for all kinds but YaRN and LongRoPE. Throws
-// std::invalid_argument for another number of LongRoPE's factors.
+// std::invalid_argument if LongRoPE does not have dims / 2 factors.
 float rope_inverse_frequencies(const RopeSpec& spec, std::span<float> inv_freq);
 
 // cos[p][i], sin[p][i] for positions first + p, p < count; each array is [count][inv_freq.size()].
@@ -42,7 +42,7 @@ float rope_inverse_frequencies(const RopeSpec& spec, std::span<float> inv_freq);
 void rope_tables(std::span<const float> inv_freq, float attention_factor, int64_t first,
                  int64_t count, float* cos, float* sin);
 
-// The factor on rotated queries at `position`, computed in double and rounded once:
+// Returns the factor on rotated queries at `position`, computed in double and rounded once:
 // 1 + query_growth ln(1 + floor(position / original_max_positions)).
 float rope_query_scale(const RopeSpec& spec, int64_t position);
 

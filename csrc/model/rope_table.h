@@ -1,4 +1,4 @@
-// Cosines and sines of a rope by position, computed as far as positions have been reached.
+// Cosines and sines of a rope by position, computed up to the largest position needed so far.
 #pragma once
 
 #include <cstdint>

@@ -12,12 +12,12 @@ int64_t pad(int64_t experts) { return (experts + kBlock - 1) / kBlock * kBlock; 
 
 int64_t Router::padded() const { return pad(mixture_.router->rows()); }
 
-// Computes the values by which experts are chosen: their sigmoids plus the correction bias, and
-// -infinity outside of the best groups. Among equals, the group with the lower index is better.
+// Computes the values by which experts are chosen: their sigmoids plus the correction bias, or
+// -infinity outside of the best groups. Of groups with equal sums, the lower index is better.
 void Router::correct(const float* sigmoids, float* out) const {
   constexpr float kNone = -std::numeric_limits<float>::infinity();
   for (int64_t i = 0; i < experts_; ++i)
-    out[i] = sigmoids[i] + mixture_.choice_bias[static_cast<size_t>(i)];
+    out[i] = sigmoids[i] + mixture_.correction_bias[static_cast<size_t>(i)];
   const int64_t size = experts_ / mixture_.groups;
   const auto sum_of_two = [&](int64_t group) {
     float best = kNone, second = kNone;
@@ -63,17 +63,17 @@ void Router::choose(float* scores, float* choice_scores, std::span<Choice> chose
     *place = {static_cast<int32_t>(best), 0, scores[best]};
   }
   weigh(chosen, scores);
-  if (mixture_.share_scales.empty()) return;
+  if (mixture_.expert_scales.empty()) return;
   for (Choice& each : chosen)
-    each.weight *= mixture_.share_scales[static_cast<size_t>(each.expert)];
+    each.weight *= mixture_.expert_scales[static_cast<size_t>(each.expert)];
 }
 
-// Turns the scores of a row's chosen experts into routing weights; overwrites `scores`, those of
-// all.
+// Turns the scores of a row's chosen experts into routing weights. `scores` holds the scores of all
+// experts and is overwritten.
 void Router::weigh(std::span<Choice> chosen, float* scores) const {
-  const bool is_of_chosen = traits_.spec.shares_of_chosen;
+  const bool is_of_chosen = traits_.spec.normalizes_routing_weights;
   if (mixture_.takes_sigmoids()) {
-    float sum = mixture_.least_sum;
+    float sum = mixture_.weight_sum_epsilon;
     for (const Choice& each : chosen) sum += each.weight;
     if (is_of_chosen)
       for (Choice& each : chosen) each.weight /= sum;

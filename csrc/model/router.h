@@ -1,4 +1,4 @@
-// The choice of a row's experts and of their routing weights, from the router's scores.
+// Chooses the experts of a row and their routing weights from the router's scores.
 #pragma once
 
 #include <cstdint>
@@ -14,17 +14,17 @@ class Router {
   // An expert that a row has chosen.
   struct Choice {
     int32_t expert, slot;
-    float weight;  // of the expert's outputs in the row's sum
+    float weight;  // routing weight
   };
 
   Router(const Mixture& mixture, int64_t experts, const Traits& traits)
       : mixture_(mixture), experts_(experts), traits_(traits) {}
 
-  // Floats of a row of scores: the router's rows, padded to whole blocks.
+  // Number of floats in a row of scores: the router's rows, padded to whole blocks.
   int64_t padded() const;
-  // Chooses the best experts of a row, the lower index first among equals, with their weights.
-  // Both arrays have padded() floats; `scores` holds the router's outputs, and both are
-  // overwritten. `shared_gate` becomes the factor on the shared feed forward.
+  // Chooses the best experts of a row and their routing weights. Of experts with equal scores, the
+  // lower index comes first. Both arrays have padded() floats and are overwritten; `scores` holds
+  // the router's outputs. `shared_gate` becomes the factor on the shared feed forward.
   void choose(float* scores, float* choice_scores, std::span<Choice> chosen,
               float& shared_gate) const;
 

@@ -1,5 +1,5 @@
-// Where a block keeps what it computes on its way. All blocks of a decoder use the same memory, one
-// after the other, so nothing in it outlives the run of a block.
+// Memory for a block's intermediate results. All blocks of a decoder use the same memory, one after
+// the other, so a result is valid only while its block runs.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace specqd {
 
-// A block's array of T.
+// An array of T in a block's scratch memory.
 template <class T>
 class Scratch {
  public:

@@ -11,7 +11,7 @@ namespace specqd {
 namespace {
 
 constexpr int64_t kWidestKernel = 8;
-constexpr int64_t kPartChannels = 128;  // that one thread convolves at once
+constexpr int64_t kPartChannels = 128;  // channels that one thread convolves at once
 static_assert(kPartChannels <= kLargestConvolvedPart);
 
 // A convolution between gates: out = gate_out * conv(gate_in * value).
@@ -86,12 +86,13 @@ void ShortConvolution::run(const SequenceStates& states, int64_t position, int64
   const StateShape& shape = traits_.spec.states;
   const uint16_t* inputs[kWidestKernel];
   traits_.kernels.round_bf16_finite(in, count, states.inputs(layer_, position) + first);
-  for (int64_t i = 0; i < shape.taps; ++i) {
-    const int64_t from = position + i - (shape.taps - 1);
+  for (int64_t i = 0; i < shape.kernel_width; ++i) {
+    const int64_t from = position + i - (shape.kernel_width - 1);
     inputs[i] = from < 0 ? kBeforeText : states.inputs(layer_, from) + first;
   }
   traits_.kernels.short_conv(
-      {inputs, weight_.data() + first, shape.channels, shape.taps, has_activation_}, count, out);
+      {inputs, weight_.data() + first, shape.channels, shape.kernel_width, has_activation_}, count,
+      out);
   if (!bias_.empty()) traits_.kernels.add_bf16(out, bias_.data() + first, count);
 }
 

@@ -10,11 +10,11 @@
 
 namespace specqd {
 
-constexpr int64_t kLargestConvolvedPart = kLargestDeltaDim;  // channels at once
+constexpr int64_t kLargestConvolvedPart = kLargestDeltaDim;  // the most channels at once
 
 class ShortConvolution {
  public:
-  // `state_layer` counts recurrent layers.
+  // `state_layer` is an index among the recurrent layers.
   ShortConvolution(const LayerWeights& layer, int64_t state_layer, const Traits& traits)
       : traits_(traits),
         layer_(state_layer),
@@ -26,7 +26,7 @@ class ShortConvolution {
   // [first, first + count). `out` may be `in`.
   void run(const SequenceStates& states, int64_t position, int64_t first, int64_t count,
            const float* in, float* out) const;
-  // Copies to the next anchor's state the inputs that rows after the anchor read.
+  // Copies the inputs that rows after the next anchor will read into that anchor's state.
   void keep_inputs(const SequenceStates& states, const StateStep& step, int64_t first,
                    int64_t count) const;
 

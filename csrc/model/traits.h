@@ -1,4 +1,5 @@
-// What all blocks of a decoder share: its traits, the kernels, and the arithmetic that both name.
+// What all blocks of a decoder share: its traits, the kernels, and the norm and activation that
+// follow from both.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@ struct Traits {
 
   DecoderSpec spec;
   const Kernels& kernels;
-  // out[i] = act(gate[i]) * up[i]; the activation alone where `up` is null.
+  // out[i] = act(gate[i]) * up[i], or act(gate[i]) if `up` is null.
   void (*activate)(const float* gate, const float* up, int64_t n, float* out);
 
   // Normalises n values. `out` may be `x`; `bias` may be null.

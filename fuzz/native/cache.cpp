@@ -22,7 +22,7 @@ constexpr int64_t kLongest = 900;  // positions of a sequence
 constexpr int64_t kMostSequences = 6, kMostDrafted = 64, kMostOperations = 200;
 constexpr KvLayer kLayer{.kv_heads = 1, .head_dim = kBlock, .value_dim = kPanel};
 constexpr StateShape kStates{.channels = 4,
-                             .taps = 4,
+                             .kernel_width = 4,
                              .key_heads = 1,
                              .value_heads = 1,
                              .key_dim = 2,

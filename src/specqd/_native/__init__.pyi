@@ -269,7 +269,7 @@ class Mixture:
     has one row per expert, and one more for the gate of a gated shared feed forward.
     """
 
-    def __init__(self, *, router: PackedWeight, router_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, shared: FeedForward | None, experts_norm: Norm | None, router_norm: Norm | None, experts_post_norm: Norm | None, shared_post_norm: Norm | None, score_scale: float, share_scales: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)] | None, choice_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)] | None, groups: int, chosen_groups: int, least_sum: float) -> None: ...
+    def __init__(self, *, router: PackedWeight, router_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, shared: FeedForward | None, experts_norm: Norm | None, router_norm: Norm | None, experts_post_norm: Norm | None, shared_post_norm: Norm | None, score_scale: float, expert_scales: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)] | None, correction_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)] | None, groups: int, chosen_groups: int, weight_sum_epsilon: float) -> None: ...
 
 class LayerWeights:
     """The weights and traits of one layer."""
@@ -286,12 +286,12 @@ class StateShape:
     The convolution of recurrent layers, and the heads of their delta rule: 0 without one.
     """
 
-    def __init__(self, *, channels: int, taps: int, key_heads: int, value_heads: int, key_dim: int, value_dim: int) -> None: ...
+    def __init__(self, *, channels: int, kernel_width: int, key_heads: int, value_heads: int, key_dim: int, value_dim: int) -> None: ...
 
 class DecoderSpec:
     """The shape and traits of a decoder."""
 
-    def __init__(self, *, hidden: int, vocabulary: int, attentions: _Sequence[AttentionShape], ropes: _Sequence[RopeSpec], norm_epsilon: float, norm: str, norm_offset: float, norms_whole_rows: bool, activation: str, is_gated: bool, is_parallel: bool, logit_cap: float, embedding_scale: float, residual_scale: float, logit_scale: float, experts_per_token: int, shares_of_chosen: bool, gates_attention: bool, states: StateShape | None) -> None: ...
+    def __init__(self, *, hidden: int, vocabulary: int, attentions: _Sequence[AttentionShape], ropes: _Sequence[RopeSpec], norm_epsilon: float, norm: str, norm_offset: float, norms_whole_rows: bool, activation: str, is_gated: bool, is_parallel: bool, logit_cap: float, embedding_scale: float, residual_scale: float, logit_scale: float, experts_per_token: int, normalizes_routing_weights: bool, gates_attention: bool, states: StateShape | None) -> None: ...
 
 class PartialHead:
     """Chooses the rows of the output head that a draft reads."""
@@ -304,7 +304,7 @@ class PartialHead:
     def keep(self, tokens: _Sequence[int]) -> None:
         """Always reads these ids."""
 
-    def see(self, tokens: _Sequence[int]) -> None:
+    def record(self, tokens: _Sequence[int]) -> None:
         """Records tokens that the target has read or sampled."""
 
     def panels(self, panels: int) -> list[int]:

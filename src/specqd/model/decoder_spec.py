@@ -27,7 +27,7 @@ def decoder_spec(config: DecoderConfig) -> _native.DecoderSpec:
         residual_scale=config.residual_scale,
         logit_scale=config.logit_scale,
         experts_per_token=experts.per_token if experts else 0,
-        shares_of_chosen=experts.shares_of_chosen if experts else True,
+        normalizes_routing_weights=experts.shares_of_chosen if experts else True,
         gates_attention=config.gates_attention,
         states=None if recurrent is None else _state_shape(recurrent),
     )
@@ -37,7 +37,7 @@ def _state_shape(recurrent: DeltaConfig | ConvolutionConfig) -> _native.StateSha
     delta = recurrent if isinstance(recurrent, DeltaConfig) else None
     return _native.StateShape(
         channels=recurrent.channels,
-        taps=recurrent.taps,
+        kernel_width=recurrent.taps,
         key_heads=delta.key_heads if delta else 0,
         value_heads=delta.value_heads if delta else 0,
         key_dim=delta.key_dim if delta else 0,

@@ -66,21 +66,21 @@ class FeedForwardReader:
             experts_post_norm=norm(names.experts_post_norm),
             shared_post_norm=norm(names.shared_post_norm),
             score_scale=hidden**-0.5 if experts.has_own_norms else 1.0,
-            share_scales=self._share_scales(experts, at),
-            choice_bias=self._choice_bias(experts, at),
+            expert_scales=self._expert_scales(experts, at),
+            correction_bias=self._correction_bias(experts, at),
             groups=choice.groups if choice else 1,
             chosen_groups=choice.chosen_groups if choice else 1,
-            least_sum=choice.least_sum if choice else 0.0,
+            weight_sum_epsilon=choice.least_sum if choice else 0.0,
         )
 
-    def _choice_bias(self, experts: ExpertsConfig, at: str) -> NDArray[np.float32] | None:
+    def _correction_bias(self, experts: ExpertsConfig, at: str) -> NDArray[np.float32] | None:
         if experts.sigmoids is None:
             return None
         if not experts.sigmoids.has_bias:
             return np.zeros(experts.count, np.float32)
         return self._loader.wide(at + self._names.choice_bias, experts.count)
 
-    def _share_scales(self, experts: ExpertsConfig, at: str) -> NDArray[np.float32] | None:
+    def _expert_scales(self, experts: ExpertsConfig, at: str) -> NDArray[np.float32] | None:
         if experts.sigmoids is not None:
             return np.full(experts.count, experts.sigmoids.scale, np.float32)
         scales = self._names.share_scales

@@ -168,7 +168,7 @@ class Model(_native.ModelForward):
         context = self.context(sequence)
         held = self.cache.attach_prefix(context.slot, sequence.tokens[:], sequence.cache_salt)
         context.record(0, sequence.tokens[:held])
-        self.decoder.partial_head.see(sequence.tokens[:held])
+        self.decoder.partial_head.record(sequence.tokens[:held])
         return held
 
     def fork(self, sequence: Sequence, other: Sequence) -> None:
