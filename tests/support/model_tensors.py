@@ -179,6 +179,6 @@ def _experts(
         for norm in (names.experts_norm, names.experts_post_norm, names.shared_post_norm):
             yield from _norm(config, norm)
         yield names.router_norm or "", (hidden,)
-        yield names.share_scales or "", (experts.count,)
+        yield names.expert_scales or "", (experts.count,)
     if experts.sigmoids is not None and experts.sigmoids.has_bias:
-        yield names.choice_bias, (experts.count,)
+        yield names.correction_bias, (experts.count,)

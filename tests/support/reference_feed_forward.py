@@ -81,11 +81,13 @@ def _experts(
         chosen, weights = _choose_experts(experts, scores)
         gaps = _gaps(scores, experts.per_token)
     else:
-        bias = layer[names.choice_bias] if experts.sigmoids.has_bias else np.zeros(experts.count)
+        bias = (
+            layer[names.correction_bias] if experts.sigmoids.has_bias else np.zeros(experts.count)
+        )
         chosen, weights, gaps = _choose_by_sigmoids(experts, experts.sigmoids, scores, bias)
     margins.append(gaps / _rms(scores))
-    if experts.has_own_norms and names.share_scales:
-        weights = weights * layer[names.share_scales][chosen]
+    if experts.has_own_norms and names.expert_scales:
+        weights = weights * layer[names.expert_scales][chosen]
     out = np.zeros_like(x)
     for expert in np.unique(chosen):
         rows, places = np.nonzero(chosen == expert)
@@ -117,7 +119,7 @@ def _choose_experts(experts: ExpertsConfig, scores: Array) -> tuple[NDArray[np.i
     chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : experts.per_token]
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights = np.take_along_axis(powers, chosen, axis=-1)
-    total = weights if experts.shares_of_chosen else powers
+    total = weights if experts.normalizes_routing_weights else powers
     return chosen, weights / total.sum(axis=-1, keepdims=True)
 
 
@@ -138,8 +140,8 @@ def _choose_by_sigmoids(
         corrected = np.where(is_chosen.repeat(by_group.shape[-1], axis=-1), corrected, -np.inf)
     chosen = np.argsort(-corrected, axis=-1, kind="stable")[:, : experts.per_token]
     weights = np.take_along_axis(sigmoids, chosen, axis=-1)
-    if experts.shares_of_chosen:
-        weights = weights / (weights.sum(axis=-1, keepdims=True) + choice.least_sum)
+    if experts.normalizes_routing_weights:
+        weights = weights / (weights.sum(axis=-1, keepdims=True) + choice.weight_sum_epsilon)
     if experts.per_token < scores.shape[-1]:
         gaps = np.minimum(gaps, _gaps(corrected, experts.per_token))
     return chosen, weights * choice.scale, 4 * gaps  # a sigmoid rises by a fourth

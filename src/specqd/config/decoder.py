@@ -37,13 +37,13 @@ class SigmoidChoice:
     The experts form `groups`. The router compares the sums of each group's two best experts, and
     chooses only from the `chosen_groups` groups with the largest sums. Routing weights are the
     sigmoids, without the bias, times `scale`. If they are normalised, each is divided by the sum of
-    the chosen ones plus `least_sum`.
+    the chosen ones plus `weight_sum_epsilon`.
     """
 
     groups: int = 1
     chosen_groups: int = 1
     scale: float = 1.0
-    least_sum: float = 1e-20
+    weight_sum_epsilon: float = 1e-20
     has_bias: bool = True
 
 
@@ -51,17 +51,17 @@ class SigmoidChoice:
 class ExpertsConfig:
     """Layers where a router chooses `per_token` of `count` feed forwards of width `size`.
 
-    Routing weights are a softmax over the scores of the chosen experts (`shares_of_chosen`), or of
-    all experts. With `has_shared`, every row also passes through the layer's own feed forward. With
-    `has_own_norms`, the experts and the router have norms of their own, and so have the outputs of
-    the experts and of the shared feed forward.
+    Routing weights are a softmax over the scores of the chosen experts
+    (`normalizes_routing_weights`), or of all experts. With `has_shared`, every row also passes
+    through the layer's own feed forward. With `has_own_norms`, the experts and the router have
+    norms of their own, and so have the outputs of the experts and of the shared feed forward.
     """
 
     count: int
     per_token: int
     size: int
     layers: tuple[bool, ...]
-    shares_of_chosen: bool = True
+    normalizes_routing_weights: bool = True
     has_router_bias: bool = False
     is_mxfp4: bool = False  # in the file
     has_shared: bool = False
@@ -348,7 +348,7 @@ def read_experts(
     count_name: str = "num_experts",
     per_token_name: str = "num_experts_per_tok",
     layers: tuple[bool, ...] | None = None,
-    shares_of_chosen: bool = True,
+    normalizes_routing_weights: bool = True,
 ) -> ExpertsConfig:
     """Reads experts; the arguments are a model type's defaults. `count` has two spellings."""
     if fields.get("num_local_experts") is not None:
@@ -358,4 +358,4 @@ def read_experts(
     if per_token > count:
         raise fields.wrong(per_token_name, f"at most the number of experts ({count})")
     every = (True,) * layer_count(fields)
-    return ExpertsConfig(count, per_token, size, layers or every, shares_of_chosen)
+    return ExpertsConfig(count, per_token, size, layers or every, normalizes_routing_weights)

@@ -54,7 +54,7 @@ def read_qwen3_moe(fields: Fields, context: int | None) -> DecoderConfig:
         count=128,
         per_token=8,
         layers=_sparse_layers(fields),
-        shares_of_chosen=fields.flag("norm_topk_prob"),
+        normalizes_routing_weights=fields.flag("norm_topk_prob"),
     )
     return replace(config, qk_norm="one", experts=experts)
 
@@ -77,7 +77,7 @@ def read_qwen3_next(fields: Fields, context: int | None) -> DecoderConfig:
         count=512,
         per_token=10,
         layers=_sparse_layers(fields),
-        shares_of_chosen=fields.flag("norm_topk_prob", True),
+        normalizes_routing_weights=fields.flag("norm_topk_prob", True),
     )
     return _with_experts(fields, context, experts)
 

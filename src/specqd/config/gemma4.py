@@ -171,7 +171,7 @@ FAMILIES = {
             experts_post_norm="post_feedforward_layernorm_2",
             shared_post_norm="post_feedforward_layernorm_1",
             router_norm="router.scale",
-            share_scales="router.per_expert_scale",
+            expert_scales="router.per_expert_scale",
         ),
         wrapper="gemma4",
     ),

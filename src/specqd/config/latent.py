@@ -145,7 +145,7 @@ def _read_experts(fields: Fields, family: ExpertsConfig) -> ExpertsConfig:
         per_token=family.per_token,
         count_name="n_routed_experts",
         layers=family.layers,
-        shares_of_chosen=fields.flag("norm_topk_prob", True),
+        normalizes_routing_weights=fields.flag("norm_topk_prob", True),
     )
     _check_groups(fields, experts, choice)
     return replace(experts, has_shared=True, sigmoids=choice)

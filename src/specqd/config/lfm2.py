@@ -33,11 +33,11 @@ def read_lfm2_moe(fields: Fields, context: int | None) -> DecoderConfig:
         count=32,
         per_token=4,
         layers=tuple(layer >= dense for layer in range(config.num_layers)),
-        shares_of_chosen=fields.flag("norm_topk_prob", True),
+        normalizes_routing_weights=fields.flag("norm_topk_prob", True),
     )
     choice = SigmoidChoice(
         scale=fields.positive("routed_scaling_factor", 1.0),
-        least_sum=1e-6,
+        weight_sum_epsilon=1e-6,
         has_bias=fields.flag("use_expert_bias", True),
     )
     return replace(config, experts=replace(experts, sigmoids=choice))
@@ -116,7 +116,7 @@ FAMILIES = {
             experts="feed_forward.experts",
             expert_gate_up=("w1", "w3"),
             expert_down="w2",
-            choice_bias="feed_forward.expert_bias",
+            correction_bias="feed_forward.expert_bias",
         ),
     ),
 }

@@ -45,8 +45,8 @@ class TensorNames:
     experts_post_norm: str | None = None
     shared_post_norm: str | None = None
     router_norm: str | None = None  # this and the next are tensors, not modules
-    share_scales: str | None = None  # factors on routing weights, by expert
-    choice_bias: str = "mlp.gate.e_score_correction_bias"
+    expert_scales: str | None = None  # factors on routing weights, by expert
+    correction_bias: str = "mlp.gate.e_score_correction_bias"
     sinks: str = "self_attn.sinks"
     recurrent: str = "linear_attn"
     recurrent_inputs: tuple[str, ...] = ("in_proj_qkv", "in_proj_z")  # one: fused by key head

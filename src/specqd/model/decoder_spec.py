@@ -27,7 +27,7 @@ def decoder_spec(config: DecoderConfig) -> _native.DecoderSpec:
         residual_scale=config.residual_scale,
         logit_scale=config.logit_scale,
         experts_per_token=experts.per_token if experts else 0,
-        normalizes_routing_weights=experts.shares_of_chosen if experts else True,
+        normalizes_routing_weights=experts.normalizes_routing_weights if experts else True,
         gates_attention=config.gates_attention,
         states=None if recurrent is None else _state_shape(recurrent),
     )

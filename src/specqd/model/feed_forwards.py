@@ -70,7 +70,7 @@ class FeedForwardReader:
             correction_bias=self._correction_bias(experts, at),
             groups=choice.groups if choice else 1,
             chosen_groups=choice.chosen_groups if choice else 1,
-            weight_sum_epsilon=choice.least_sum if choice else 0.0,
+            weight_sum_epsilon=choice.weight_sum_epsilon if choice else 0.0,
         )
 
     def _correction_bias(self, experts: ExpertsConfig, at: str) -> NDArray[np.float32] | None:
@@ -78,12 +78,12 @@ class FeedForwardReader:
             return None
         if not experts.sigmoids.has_bias:
             return np.zeros(experts.count, np.float32)
-        return self._loader.wide(at + self._names.choice_bias, experts.count)
+        return self._loader.wide(at + self._names.correction_bias, experts.count)
 
     def _expert_scales(self, experts: ExpertsConfig, at: str) -> NDArray[np.float32] | None:
         if experts.sigmoids is not None:
             return np.full(experts.count, experts.sigmoids.scale, np.float32)
-        scales = self._names.share_scales
+        scales = self._names.expert_scales
         return None if scales is None else widened(self._loader.vector(at + scales, experts.count))
 
     def _router_norm(self, at: str) -> _native.Norm | None:

@@ -71,7 +71,9 @@ FAMILIES = {
                 {"sliding_window": 7},
                 {
                     "qk_norm": "one", "head_dim": 8, "windows": (0,) * 4,
-                    "experts": ExpertsConfig(128, 8, 768, (True,) * 4, shares_of_chosen=False),
+                    "experts": ExpertsConfig(
+                        128, 8, 768, (True,) * 4, normalizes_routing_weights=False
+                    ),
                 },
             ),
             (

@@ -190,7 +190,7 @@ FAMILIES = {
                 },
                 {
                     "experts": ExpertsConfig(
-                        6, 2, 33, (False, False, False, True), shares_of_chosen=False,
+                        6, 2, 33, (False, False, False, True), normalizes_routing_weights=False,
                         has_shared=True,
                     ),
                     "intermediate_sizes": (172, 172, 172, 44),
@@ -328,7 +328,7 @@ FAMILIES = {
                     "ropes": (RopeConfig("default", 1e6),) * 4, "intermediate_size": 172,
                     "experts": ExpertsConfig(
                         32, 4, 1792, (False, False, True, True),
-                        sigmoids=SigmoidChoice(least_sum=1e-6),
+                        sigmoids=SigmoidChoice(weight_sum_epsilon=1e-6),
                     ),
                 },
             ),
@@ -340,8 +340,8 @@ FAMILIES = {
                 },
                 {
                     "experts": ExpertsConfig(
-                        6, 2, 33, (False, True, True, True), shares_of_chosen=False,
-                        sigmoids=SigmoidChoice(scale=2.5, least_sum=1e-6, has_bias=False),
+                        6, 2, 33, (False, True, True, True), normalizes_routing_weights=False,
+                        sigmoids=SigmoidChoice(scale=2.5, weight_sum_epsilon=1e-6, has_bias=False),
                     ),
                     "tied_embeddings": False,
                 },
