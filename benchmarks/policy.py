@@ -74,8 +74,11 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """How much further rows add to a forward, in exact forwards of one row: `second` the second,
-    `row` each further one, and `row` once more each beyond `kink` rows."""
+    """A modelled machine says what further rows add to a forward, in exact forwards of one row.
+
+    The second row adds `second`, and each further one `row`. A row beyond `kink` rows adds `row`
+    once more.
+    """
 
     name: str
     second: float

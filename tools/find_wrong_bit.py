@@ -51,9 +51,9 @@ class Way:
     def parse(cls, text: str, model: str) -> "Way":
         """Raises ValueError for a setting that is not known."""
         way = cls(model)
+        kinds = {field.name: field.type for field in fields(cls)}
         for setting in text.split(",") if text != "-" else []:
             name, equals, value = setting.partition("=")
-            kinds = {field.name: field.type for field in fields(cls)}
             if not equals or name not in kinds:
                 raise ValueError(f"{setting}: not a setting; choose of {', '.join(kinds)}")
             way = replace(way, **{name: value if "str" in str(kinds[name]) else int(value)})
@@ -75,7 +75,7 @@ Hashes = dict[Place, dict[int, int]]  # by position: a hash of the row's bits
 def hashes(way: Way, tokens: Sequence[int]) -> Hashes:
     """Computes the text in this way, and returns a hash of every row after every stage."""
     machine = Machine.choose(way.threads, way.isa)
-    positions = len(tokens) + max(way.drafts, 0) + 1
+    positions = len(tokens) + way.drafts + 1
     exact = Model.open(
         resolve(way.model), machine=machine, cache_positions=(way.batch + 1) * 2 * positions
     )

@@ -17,8 +17,8 @@ constexpr int kTileCodes = kTileWeights / 2;
 constexpr int kPatchPadding = 16;  // entries after the last patch, which kernels read and ignore
 constexpr int kNoPatch = -1;
 
-// How a scale byte is decoded: it stands for the fp32 with the bits (byte << shift) + base. E8M0 is
-// {23, 0}. E5M3 has the shift 20 and a base that is chosen per matrix, a multiple of 2^20.
+// A ScaleCode decodes scale bytes: a byte means the fp32 with the bits (byte << shift) + base. E8M0
+// is {23, 0}. E5M3 has the shift 20 and a base that is chosen per matrix, a multiple of 2^20.
 struct ScaleCode {
   uint32_t shift = 23, base = 0;
   // The scale of byte 0, and the step from one byte to the next, in units of E8M3 (kLeastScale).
@@ -68,7 +68,7 @@ constexpr int kLeastScale = 4 << 3, kMostScale = 250 << 3;
 // The largest scale that kFp4 tries is this far below the largest magnitude of the block.
 constexpr int kLeastBelowLargest = 14;
 
-// How encode_tile() chooses the scales of a tile.
+// encode_tile() chooses the scales of a tile by these.
 struct TileScales {
   DraftFormat format;
   ScaleCode code;

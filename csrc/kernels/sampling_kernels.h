@@ -16,8 +16,8 @@ struct NoiseStream {
   uint32_t counter[3];
 };
 
-// How a logit becomes a weight. With z = (min(logit, kLargestLogit) - maximum) *
-// inverse_temperature, it is e^z if logit >= least_logit and z >= least_z, else zero.
+// A Weighing turns logits into weights. With z = (min(logit, kLargestLogit) - maximum) *
+// inverse_temperature, the weight is e^z if logit >= least_logit and z >= least_z, else zero.
 struct Weighing {
   float maximum;
   float inverse_temperature;

@@ -69,7 +69,7 @@ struct ThreadScratch {
 };
 
 struct Batch {
-  // `kv_layers` and `longest_windows` are by the decoder's attention shapes; a window of 0 is none.
+  // `longest_windows` has one entry per attention shape of the decoder; 0 means no window.
   Batch(const Traits& traits, const std::vector<int64_t>& longest_windows, int threads,
         int64_t max_rows);
 

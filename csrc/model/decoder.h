@@ -39,8 +39,8 @@ class Decoder {
   // its embedding, or kBlank), and there are at most max_rows() rows.
   void forward(const ForwardRequest& request);
 
-  // Of the last forward: its rows; the number of rows with logits; row `row` of these,
-  // [vocabulary].
+  // These describe the last forward: its number of rows, its number of rows with logits, and row
+  // `row` of the logits, [vocabulary].
   int64_t rows() const { return batch_.rows; }
   int64_t logit_rows() const { return batch_.logit_row_count(); }
   std::span<const float> logits(int64_t row) const { return head_.logits(row); }

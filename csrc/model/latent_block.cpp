@@ -88,7 +88,8 @@ class LatentAttentionBlock : public Block {
   bool has_query_latent() const { return weights_.queries != nullptr; }
   // The part of a head's query or key that rotates comes before its latent.
   int64_t rotated() const { return attention_.shape().head_dim - attention_.shape().value_dim; }
-  // Of one head, before its key matrix is absorbed: the rotated part, then the unrotated part.
+  // The width of a head's query before its key matrix is absorbed: the rotated part, then the
+  // unrotated one.
   int64_t query_width() const { return rotated() + weights_.keys->columns(); }
 
   void project(Team& team, Batch& batch, const RowInputs& inputs) const;

@@ -52,7 +52,7 @@ class OutputHead {
   std::shared_ptr<PartialHead> partial_head_;
   bool is_target_;  // owns partial_head_
 
-  // Of the last forward.
+  // The last forward left these.
   bool records_ = false;              // whether the partial head records its tokens
   std::vector<PanelRun> runs_;        // panels that are read
   int64_t read_panels_ = 0;           // their number

@@ -27,7 +27,7 @@ struct NodeThreads {
   std::set<int> cpus = {};  // CPUs that the threads are bound to; empty: they are not bound
 };
 
-// How a pool uses NUMA nodes.
+// A Placement says how a pool uses NUMA nodes.
 struct Placement {
   std::vector<NodeThreads> nodes;
   bool replicates = false;     // each node has a copy of all weights; else panels are divided

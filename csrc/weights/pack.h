@@ -32,7 +32,7 @@ struct Mxfp4Source {
   int64_t rows = 0;
 };
 
-// How scale bytes are decoded in a matrix whose largest magnitude has the BF16 bits `largest`.
+// Returns the scale code of a matrix whose largest magnitude has the BF16 bits `largest`.
 ScaleCode scale_code_for(DraftFormat format, uint16_t largest);
 
 // Where the first weight is that cannot be packed.

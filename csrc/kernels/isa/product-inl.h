@@ -14,7 +14,7 @@
 namespace specqd {
 namespace {
 
-// How many tiles before their use planes are prefetched.
+// Products prefetch planes this many tiles before their use.
 constexpr int kExactTilesAhead = 8;
 constexpr int kPlainTilesAhead = 8;
 constexpr int kDraftTilesNear = 16, kDraftTilesFar = 24;
