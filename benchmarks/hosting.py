@@ -38,7 +38,6 @@ def opened(settings: dict[str, Any]) -> Opened:
     from specqd.server.app import Service, Serving
     from specqd.server.guard import Access
     from specqd.server.listening import listen, run
-    from specqd.server.opening import PROMPT_ROWS
 
     most = settings["most_at_once"]
     room = (most + 1) * (settings["room"] + 256)
@@ -47,9 +46,7 @@ def opened(settings: dict[str, Any]) -> Opened:
     engines, ports = [], []
     for chain, rows in settings["arms"]:
         llm = plain.with_draft(words_of(chain))
-        engine = Engine(
-            llm.engine.level, llm.tokenizer, max_batch=most, prompt_rows=rows or PROMPT_ROWS
-        )
+        engine = Engine(llm.engine.level, llm.tokenizer, max_batch=most, prompt_tokens=rows)
         engine.scheduler.reuses_prefixes = False
         sock = listen("127.0.0.1", 0)
         service = Service(Serving(engine, llm.directory.name, llm.defaults, Access()))

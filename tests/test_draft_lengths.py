@@ -234,12 +234,12 @@ def test_a_small_model_drafts_as_much_after_it_read_a_long_prompt() -> None:
     def drafted(prompt: int) -> int:
         clock = Clock()
         target = TimedModel(TARGET, 512).takes(clock, 1.0, 0.1)
-        draft = Level(TimedModel(rule, 512).takes(clock, 0.1, 0.05), NoDraft(), clock=clock)
+        draft = Level(TimedModel(rule, 512).takes(clock, 0.1, 0.001), NoDraft(), clock=clock)
         level = Level(target, draft, clock=clock)
         level.measure()
         for first in range(20):  # after the first sequence nothing may be tried for nothing
             sequence = Sequence([*range(first, first + prompt)], _native.Sampler(), prompt)
-            while len(sequence.tokens) < prompt + 40:
+            while len(sequence.tokens) < prompt + 80:
                 [made] = level.advance([DraftRequest(sequence, 40)])
                 sequence.tokens.extend(made.tokens)
         return level.stats.drafted

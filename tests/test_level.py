@@ -90,6 +90,48 @@ def test_a_prompt_is_read_before_anything_is_drafted() -> None:
     assert sequence.tokens == [5, 6, 7, 8]
 
 
+def test_a_part_of_a_prompt_is_read_beside_a_sequence_that_decodes() -> None:
+    drafter = Scripted(TARGET)
+    model = FakeModel(TARGET)
+    level = Level(model, drafter)
+    decoding, long = new_sequence(), new_sequence(range(40))
+    new_tokens(level, [decoding], 1)
+    made, part = level.advance([DraftRequest(decoding, 6), DraftRequest(long, 6, reads=25)])
+    assert made.tokens == plain(TARGET, decoding.tokens, 6)
+    assert part.tokens == []
+    assert level.num_unread(long) == 39 - 25
+    assert model.forwards[-1] == [6, 25]
+    assert drafter.asked[-2:] == [5, 0]
+    [step] = level.advance([DraftRequest(long, 6, reads=14)])
+    assert step.tokens == plain(TARGET, range(40), 1)
+
+
+def test_scored_rows_come_before_those_that_are_verified() -> None:
+    model = FakeModel(TARGET)
+    level = Level(model, NoDraft())
+    first, second = new_sequence(range(20)), new_sequence(range(20, 30))
+    requests = [DraftRequest(first, 1, reads=10, scores=4), DraftRequest(second, 1, scores=9)]
+    part, step = level.advance(requests)
+    assert (part.row, step.row) == (4, 4 + 9)
+    assert model.logit_rows == 4 + 9 + 1
+    assert step.tokens == plain(TARGET, range(20, 30), 1)
+
+
+def test_a_drafter_reads_a_long_prompt_in_parts_and_proposes_nothing_before() -> None:
+    """Forwards of the fake model take no time, so a part has as many tokens as a forward may."""
+    small = FakeModel(TARGET)
+    level = Level(FakeModel(TARGET), Level(small, NoDraft(), length=3))
+    prompt, made = [i % VOCABULARY for i in range(1500)], []
+    sequence = new_sequence(prompt)
+    for _ in range(6):
+        [step] = level.advance([DraftRequest(sequence, 4)])
+        sequence.tokens.extend(step.tokens)
+        made.append(len(step.tokens))
+    assert made == [1, 1, 1, 1, 4, 4]
+    assert [sum(rows) for rows in small.forwards[:3]] == [64, 512, 512]
+    assert sequence.tokens == [*prompt, *plain(TARGET, prompt, sum(made))]
+
+
 @pytest.mark.parametrize("right", range(6))
 def test_a_step_is_the_right_prefix_and_then_its_own_token(right: int) -> None:
     """From no token of five accepted to all of them."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specqd._native import RowCosts
-from specqd._native.testing import Calibration, ProbeBudget, TokenRate
+from specqd._native.testing import Calibration, ProbeBudget, ReadingCosts, TokenRate
 
 
 def test_calibration_learns_how_often_a_confidence_is_right() -> None:
@@ -50,6 +50,29 @@ def test_more_rows_never_cost_less() -> None:
         costs.add(rng.randint(1, 40), rng.uniform(0.5, 3.0))
     curve = [costs.seconds(rows) for rows in range(1, 60)]
     assert curve == sorted(curve)
+
+
+@pytest.mark.parametrize("position_s", [0.0, 1e-7, 1e-6])
+@pytest.mark.parametrize("measured", [0.3, 1.0, 4.0])
+def test_the_time_of_a_prompts_parts_is_learned_from_its_first_parts(
+    position_s: float, measured: float
+) -> None:
+    """Two prompts of 30,000 tokens in turns, the second one after half of the first."""
+    rng = random.Random(1)
+    costs = ReadingCosts()
+    assert costs.rows_within(1.0, 0) is None
+    costs.begin({1: 0.01, 48: measured * 0.048})
+    took, places = [], [0, 0]
+    while min(places) < 30000:
+        which = rng.randrange(2) if places[0] > 15000 else 0
+        start, rows = places[which], int(costs.rows_within(0.25, places[which]) or 0)
+        positions = rows * (start + rows / 2)
+        seconds = (0.001 * rows + position_s * positions) * rng.uniform(0.95, 1.05)
+        costs.add(rows, positions, seconds)
+        took.append(seconds)
+        places[which] += rows
+    assert max(took[12:]) < 0.5
+    assert sorted(took)[len(took) // 2] == pytest.approx(0.25, rel=0.1)
 
 
 @pytest.mark.parametrize("first", [0.2, 1.0, 3.0])

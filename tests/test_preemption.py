@@ -104,7 +104,7 @@ def requests_of(rng: np.random.Generator, count: int) -> list[tuple[list[int], S
 
 def engine_of(llm: LLM, draft: str, rng: np.random.Generator) -> Engine:
     rows = int(rng.integers(8, 100)) if rng.random() < 0.5 else None
-    return Engine(llm.with_draft(draft).engine.level, llm.tokenizer, prompt_rows=rows)
+    return Engine(llm.with_draft(draft).engine.level, llm.tokenizer, prompt_tokens=rows)
 
 
 def run(engine: Engine) -> None:
@@ -112,9 +112,9 @@ def run(engine: Engine) -> None:
     while not engine.is_idle:
         waiting = engine.scheduler.running or list(engine.scheduler.waiting)
         oldest = waiting[0]
-        count, read = oldest.count, engine.num_unread(oldest)
+        count, unread = oldest.count, engine.level.num_unread(oldest.sequence)
         engine.step()
-        assert oldest.count > count or engine.num_unread(oldest) < read
+        assert oldest.count > count or engine.level.num_unread(oldest.sequence) < unread
     cache = engine.level.model.cache
     assert cache.free_pages == cache.total_pages
 

@@ -33,12 +33,16 @@ def check_logprobs(llm: LLM, prompt: list[int], found: list[TokenLogprob], top: 
         assert each.top == tuple((i, row[i]) for i in best)
 
 
-@pytest.mark.parametrize("prompt_rows", [None, 1, 50, 128])
+@pytest.mark.parametrize("prompt_tokens", [None, 1, 50, 128])
 def test_prompt_logprobs_are_exact_in_parts_of_any_size(
-    llm: LLM, rng: np.random.Generator, prompt_rows: int | None
+    llm: LLM, rng: np.random.Generator, prompt_tokens: int | None
 ) -> None:
     engine = Engine(
-        llm.engine.level, llm.tokenizer, eos_token_ids=[EOS], max_batch=4, prompt_rows=prompt_rows
+        llm.engine.level,
+        llm.tokenizer,
+        eos_token_ids=[EOS],
+        max_batch=4,
+        prompt_tokens=prompt_tokens,
     )
     prompts = [rng.integers(0, 256, length).tolist() for length in LENGTHS]
     prompts += [prompts[-1][:300], prompts[-1]]  # these share pages
@@ -62,7 +66,7 @@ def test_prompt_logprobs_are_exact_in_parts_of_any_size(
 def test_cancelling_one_sample_leaves_the_others_logprobs_exact(
     llm: LLM, rng: np.random.Generator
 ) -> None:
-    engine = Engine(llm.engine.level, llm.tokenizer, eos_token_ids=[EOS], prompt_rows=50)
+    engine = Engine(llm.engine.level, llm.tokenizer, eos_token_ids=[EOS], prompt_tokens=50)
     prompt = rng.integers(0, 256, 200).tolist()
     params = SamplingParams(max_tokens=3, n=2, prompt_logprobs=2).resolved(llm.defaults)
     first, second = engine.submit(GenerationRequest([prompt], params))
@@ -75,7 +79,7 @@ def test_cancelling_one_sample_leaves_the_others_logprobs_exact(
 def test_prompt_logprobs_are_exact_after_preemption_at_any_time(
     llm: LLM, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Engine(llm.engine.level, llm.tokenizer, eos_token_ids=[EOS], prompt_rows=30)
+    engine = Engine(llm.engine.level, llm.tokenizer, eos_token_ids=[EOS], prompt_tokens=30)
     preempt_at_random(engine, rng, monkeypatch)
     prompts = [rng.integers(0, 256, length).tolist() for length in (150, 100, 1, 200)]
     params = SamplingParams(max_tokens=20, prompt_logprobs=1, n=2).resolved(llm.defaults)

@@ -236,7 +236,7 @@ def test_a_preempted_sequence_reads_again_what_follows_its_last_page(
 def test_requests_that_share_prefixes_equal_themselves_alone(
     llm: LLM, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Engine(llm.engine.level, llm.tokenizer, prompt_rows=int(rng.integers(20, 200)))
+    engine = Engine(llm.engine.level, llm.tokenizer, prompt_tokens=int(rng.integers(20, 200)))
     preempt_at_random(engine, rng, monkeypatch)
     commons = [tokens_of(rng, int(rng.integers(PAGE, 200))) for _ in range(3)]
     requests: list[tuple[list[int], SamplingParams]] = []

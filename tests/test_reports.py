@@ -97,7 +97,8 @@ def test_sums_and_differences_undo_each_other() -> None:
 def test_statistics_are_written_as_json(llm: LLM) -> None:
     described = json.loads(json.dumps(run(llm).described()))
     assert list(described) == [
-        *("prompt_tokens", "new_tokens", "prefill_s", "decode_s", "tokens_per_s", "levels")
+        *("prompt_tokens", "read_tokens", "new_tokens", "prefill_s", "decode_s"),
+        *("tokens_per_s", "levels"),
     ]
     target, draft = described["levels"]
     assert len(target["acceptance_at"]) == len(target["drafted_at"])

@@ -1,16 +1,14 @@
 """The scheduler by itself: fakes count pages, and nothing is computed."""
 
-from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from specqd._native import PAGE_POSITIONS
-from specqd.engine.generation import Generation
 from specqd.engine.scheduler import Scheduler
 from specqd.errors import MachineError
-from specqd.sampling import SamplingParams
+from support.engines import fake_generation as generation
 
 
 class Pages:
@@ -53,19 +51,6 @@ class Pages:
 def scheduler(pages: Pages, max_batch: int = 8) -> Scheduler:
     level: Any = SimpleNamespace(model=pages, release=pages.release)
     return Scheduler(level, max_batch)
-
-
-KEYS = count()
-
-
-def generation(tokens: int, *, new: int = 0, n: int = 1, **fields: Any) -> Generation:
-    """One of n samples, with so many tokens in its prompt and new ones after it."""
-    sequence: Any = SimpleNamespace(
-        key=next(KEYS), tokens=[1] * (tokens + new), prompt_length=tokens
-    )
-    params = SamplingParams(n=n, prompt_logprobs=fields.pop("prompt_logprobs", None))
-    stream: Any = None
-    return Generation(sequence, params, 0, 0, fields.pop("most_tokens", 1000), stream, **fields)
 
 
 def test_no_more_sequences_are_admitted_than_there_are_states() -> None:

@@ -77,7 +77,7 @@ def test_requests_that_come_and_go_get_the_same_bits_as_alone(
     llm: LLM, rng: np.random.Generator, draft: str
 ) -> None:
     arrivals = arrivals_of(rng, 16)
-    engine = engine_of(llm.with_draft(draft), max_batch=8, prompt_rows=int(rng.integers(16, 200)))
+    engine = engine_of(llm.with_draft(draft), max_batch=8, prompt_tokens=int(rng.integers(16, 200)))
 
     async def one(thread: EngineThread, arrival: Arrival) -> list[Update] | None:
         await asyncio.sleep(arrival.delay_s)
@@ -110,7 +110,7 @@ def test_requests_that_come_and_go_get_the_same_bits_as_alone(
 def test_a_long_prompt_is_prefilled_in_parts_while_others_decode(
     llm: LLM, rng: np.random.Generator
 ) -> None:
-    engine = engine_of(llm, prompt_rows=32)
+    engine = engine_of(llm, prompt_tokens=32)
     greedy = SamplingParams(max_tokens=100, temperature=0)
     [early] = engine.submit(GenerationRequest([prompt_of(rng, 3)], greedy))
     engine.step()
@@ -147,7 +147,7 @@ def test_a_token_is_worth_less_while_other_prompts_are_prefilled(
     drafter = RecordsValue()
     level = Level(llm.model, drafter, clock=lambda: float(next(ticks)))  # one second a call
     level.measure()
-    engine = Engine(level, llm.tokenizer, prompt_rows=32)
+    engine = Engine(level, llm.tokenizer, prompt_tokens=32)
     params = SamplingParams(max_tokens=100, ignore_eos=True)
     [early] = engine.submit(GenerationRequest([prompt_of(rng, 3)], params))
     for _ in range(20):
@@ -165,7 +165,7 @@ def test_a_token_is_worth_less_while_other_prompts_are_prefilled(
 def test_prompts_share_the_rows_of_a_step_in_their_order(
     llm: LLM, rng: np.random.Generator
 ) -> None:
-    engine = engine_of(llm, prompt_rows=64)
+    engine = engine_of(llm, prompt_tokens=64)
     params = SamplingParams(max_tokens=1)
     prompts = [prompt_of(rng, 60) for _ in range(3)]
     all_of_them = engine.submit(GenerationRequest(prompts, params))

@@ -139,9 +139,10 @@ void bind_requests(nb::module_& m) {
       m, "DraftRequest",
       "A request for tokens that continue a sequence, with their value to the verifier.")
       .def(nb::init<SequencePtr, int64_t, double, double, std::shared_ptr<RowCosts>, int64_t,
-                    int64_t>(),
+                    int64_t, int64_t, int64_t>(),
            "sequence"_a, "at_most"_a, "token_value_s"_a = kAlwaysDraft, "confidence"_a = 1.0,
-           "costs"_a.none() = nb::none(), "rows"_a = 1, "sharing"_a = 1)
+           "costs"_a.none() = nb::none(), "rows"_a = 1, "sharing"_a = 1, "reads"_a = kAllTokens,
+           "scores"_a = 0)
       .def_ro("sequence", &DraftRequest::sequence)
       .def_ro("at_most", &DraftRequest::at_most)
       .def_ro("token_value_s", &DraftRequest::token_value_s,
@@ -150,6 +151,9 @@ void bind_requests(nb::module_& m) {
       .def_ro("costs", &DraftRequest::costs)
       .def_ro("rows", &DraftRequest::rows)
       .def_ro("sharing", &DraftRequest::sharing)
+      .def_ro("reads", &DraftRequest::reads,
+              "The most tokens to read before the last one. If some are left, nothing is sampled.")
+      .def_ro("scores", &DraftRequest::scores, "The last so many of the tokens read get logits.")
       .def(
           "changed",
           [](DraftRequest request, std::optional<int64_t> at_most,
@@ -317,8 +321,14 @@ void bind_level(nb::module_& m) {
           "requests"_a,
           "Makes at least one token for each request, in one forward.\n\n"
           "The tokens are the longest prefix of the drafter's proposal that this model would have\n"
-          "sampled itself, and then its own next token. If a grammar allows no token, there are\n"
-          "none.")
+          "sampled itself, and then its own next token. There are none if a grammar allows no\n"
+          "token, or if the request leaves a part of the prompt unread.")
+      .def("num_unread", exclusively<BoundLevel>(&BoundLevel::num_unread), "sequence"_a,
+           "Returns the number of tokens before the last one that the model's cache does not hold.")
+      .def(
+          "tokens_within", &BoundLevel::tokens_within, "seconds"_a, "position"_a,
+          "Returns the number of tokens from `position` on that a forward reads in so many seconds,"
+          "\nbut at least 16, and at most the model's rows.")
       .def("seconds_per_token", &BoundLevel::seconds_per_token, "count"_a,
            "Returns the seconds that a token takes in a batch of `count` sequences.");
 }

@@ -22,6 +22,12 @@ void bind_policy(nb::module_& m, nb::module_& testing) {
       .def(nb::init<double>(), "floor"_a = 0.0)
       .def("probability", &Calibration::probability, "confidence"_a)
       .def("observe", &Calibration::observe, "confidence"_a, "is_accepted"_a);
+  nb::class_<ReadingCosts>(testing, "ReadingCosts",
+                           "Seconds of a forward that reads parts of prompts.")
+      .def(nb::init<>())
+      .def("begin", &ReadingCosts::begin, "measured"_a, "Starts from seconds by rows.")
+      .def("add", &ReadingCosts::add, "rows"_a, "positions"_a, "seconds"_a)
+      .def("rows_within", &ReadingCosts::rows_within, "seconds"_a, "position"_a);
   nb::class_<TokenRate>(testing, "TokenRate",
                         "Tokens per second of a level, over its recent rounds.")
       .def(nb::init<>())

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 
 namespace specqd {
 namespace {
@@ -9,6 +10,8 @@ namespace {
 constexpr double kRecent = 0.1;   // weight of the newest sample in means and rates
 constexpr double kFaster = 0.2;   // the same of a forward that took less time than expected
 constexpr double kOutlier = 2.0;  // times the expected seconds: the most that a sample counts for
+constexpr double kReading = 0.5;  // weight of the newest part of a prompt: parts are few and long
+constexpr double kThousand = 1000.0;
 
 }  // namespace
 
@@ -74,6 +77,33 @@ const std::shared_ptr<RowCosts>& BatchCosts::of(size_t count) {
     if (!measured_.empty()) costs->begin(measured_);
   }
   return costs;
+}
+
+void ReadingCosts::begin(const MeasuredCosts& measured) {
+  const auto& [rows, seconds] = *measured.rbegin();
+  row_s_ = seconds / static_cast<double>(rows);
+  position_s_ = 0.0;
+}
+
+void ReadingCosts::add(double rows, double positions, double seconds) {
+  positions /= kThousand;
+  const double expected = rows * row_s_ + positions * position_s_;
+  if (expected <= 0.0) {
+    row_s_ = seconds / rows;
+    return;
+  }
+  const double error = std::min(seconds, kOutlier * expected) - expected;
+  const double step = kReading * error / (rows * rows + positions * positions);
+  row_s_ = std::max(row_s_ + step * rows, 0.0);
+  position_s_ = std::max(position_s_ + step * positions, 0.0);
+}
+
+std::optional<double> ReadingCosts::rows_within(double seconds, double position) const {
+  // n rows take n * first_s + n * n * growth_s: the later ones have the earlier before them.
+  const double first_s = row_s_ + position_s_ * position / kThousand;
+  const double growth_s = position_s_ / kThousand / 2.0;
+  if (first_s <= 0.0) return std::nullopt;
+  return 2.0 * seconds / (first_s + std::sqrt(first_s * first_s + 4.0 * growth_s * seconds));
 }
 
 void TokenRate::add(double tokens, double seconds) {

@@ -62,6 +62,21 @@ class BatchCosts {
   std::map<int, std::shared_ptr<RowCosts>> costs_;
 };
 
+// Seconds of a forward that reads parts of prompts: so many a row, and so many more by the
+// positions before it. A sample changes the two in proportion to what they contributed to it.
+class ReadingCosts {
+ public:
+  // Starts from seconds by rows, at the first positions. Until then nothing is known.
+  void begin(const MeasuredCosts& measured);
+  // Learns from a forward of `rows` rows with `positions` positions before them, summed over rows.
+  void add(double rows, double positions, double seconds);
+  // Rows from `position` on that take at most so many seconds; none if nothing is known.
+  std::optional<double> rows_within(double seconds, double position) const;
+
+ private:
+  double row_s_ = 0.0, position_s_ = 0.0;  // of a row; of a thousand positions before a row
+};
+
 // Tokens per second of a level, over its recent rounds. It remembers few: an accepted token saves
 // what the tokens near it take, and a repetitive passage comes much faster than others.
 class TokenRate {

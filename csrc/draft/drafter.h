@@ -18,6 +18,8 @@ inline constexpr int64_t kLongestProposal = 32;  // tokens, where no length is f
 // A token value at which every draft pays.
 inline constexpr double kAlwaysDraft = std::numeric_limits<double>::infinity();
 
+inline constexpr int64_t kAllTokens = std::numeric_limits<int64_t>::max();
+
 // A request for tokens that continue a sequence, with their value to the verifier.
 struct DraftRequest {
   std::shared_ptr<Sequence> sequence;
@@ -27,6 +29,10 @@ struct DraftRequest {
   std::shared_ptr<RowCosts> costs;      // of the verifier's forwards; null: its rows are free
   int64_t rows = 1;                     // rows of that forward without this batch's proposals
   int64_t sharing = 1;                  // sequences of that forward, this one included
+  // Tokens to read, at most, of those before the last one that the verifier's cache does not hold.
+  // If some are left, nothing is drafted or sampled.
+  int64_t reads = kAllTokens;
+  int64_t scores = 0;  // the last so many of the tokens read get logits
 
   // Seconds that proposals of `count` tokens for every sequence add to verification, for each.
   double added_seconds(double count) const;

@@ -12,6 +12,10 @@ constexpr std::array<int64_t, 5> kMeasuredRows{1, 2, 4, 9, 16};
 constexpr int64_t kMostMeasuredRows = 48;  // measured once: batches draft at many rows
 constexpr int kLeastMeasurements = 2, kMostMeasurements = 5;
 constexpr double kMeasuringSeconds = 0.3;  // after which no further one is begun
+// A drafter that has a prompt to read reads it in parts of so many seconds, one a round.
+constexpr double kReadingSeconds = 0.25;
+// Tokens of a part: fewer would read the weights too often; the first part of an unmeasured level.
+constexpr int64_t kLeastTokens = 16, kFirstTokens = 64;
 
 }  // namespace
 
@@ -59,6 +63,7 @@ void Level::measure() {
       if (rows <= most) take(rows);
   }
   costs_.begin(least);
+  reading_costs_.begin(least);
   policy_.begin();
   model_.release(sequence);
   drafter_->measure();
@@ -119,13 +124,22 @@ int64_t Level::longest(const DraftRequest& request) {
   return std::min({request.at_most, length_.value_or(kLongestProposal), room});
 }
 
+int64_t Level::num_unread(const std::shared_ptr<Sequence>& sequence) {
+  return std::ssize(sequence->tokens) - 1 - start_of(*sequence, *model_.context(sequence));
+}
+
+// The last token is always read again: its logits are needed.
+int64_t Level::start_of(const Sequence& sequence, Context& context) const {
+  const size_t held = context.match(sequence.tokens, sequence.num_accepted());
+  return static_cast<int64_t>(
+      model_.resumable(context, std::min(held, sequence.tokens.size() - 1)));
+}
+
 // Rows after the prompt that a forward reads before that of the last token. A prompt does not
 // count: it is read once in any case.
 int64_t Level::lag(const Sequence& sequence, Context& context) const {
-  const size_t last = sequence.tokens.size() - 1;
-  const size_t held = context.match(sequence.tokens, sequence.num_accepted());
-  const auto start = static_cast<int64_t>(model_.resumable(context, std::min(held, last)));
-  return start < sequence.prompt_length - 1 ? 0 : static_cast<int64_t>(last) - start;
+  const int64_t start = start_of(sequence, context);
+  return start < sequence.prompt_length - 1 ? 0 : std::ssize(sequence.tokens) - 1 - start;
 }
 
 bool Level::knows(const Sequence& sequence) {
@@ -138,13 +152,26 @@ bool Level::knows(const Sequence& sequence) {
   return unknown == sequence.tokens.end();
 }
 
+// A prompt that this level has not read yet must not delay its verifier: until it is read in
+// parts, nothing is proposed.
+void Level::limit_reading(std::span<DraftRequest> requests) {
+  const double seconds = kReadingSeconds / static_cast<double>(requests.size());
+  for (DraftRequest& request : requests) {
+    const Sequence& sequence = *request.sequence;
+    const int64_t start = start_of(sequence, *model_.context(request.sequence));
+    if (start < sequence.prompt_length - 1) request.reads = tokens_within(seconds, start);
+  }
+}
+
 // A round: extends each draft by the tokens that this level makes in one forward.
 void Level::extend(std::span<Draft* const> drafts) {
   const double begun = clock_();
   const int64_t rows_before = stats.rows;
   const bool lags = std::ranges::any_of(drafts, [](const Draft* draft) { return draft->lag > 0; });
   size_t made = 0;
-  std::vector<Proposal> steps = advance(rests_of(drafts));
+  std::vector<DraftRequest> requests = rests_of(drafts);
+  limit_reading(requests);
+  std::vector<Proposal> steps = advance(requests);
   for (size_t i = 0; i < drafts.size(); ++i) {
     made += steps[i].tokens.size();
     drafts[i]->lag = 0;
@@ -155,7 +182,7 @@ void Level::extend(std::span<Draft* const> drafts) {
   }
   const int64_t rows = stats.rows - rows_before;
   const double took = clock_() - begun;
-  const bool is_usual = rows <= std::ssize(drafts) * (kLongestProposal + 1);
+  const bool is_usual = made > 0 && rows <= std::ssize(drafts) * (kLongestProposal + 1);
   if (is_usual || lags) policy_.charge(drafts, took);
   if (is_usual) policy_.learn(drafts.size(), made, took);  // else it caught up, or read a prompt
 }
@@ -176,62 +203,95 @@ void Level::observe(const DraftRequest& request, const Proposal& proposal, size_
 
 std::vector<Proposal> Level::advance(std::span<const DraftRequest> requests) {
   const double begun = clock_();
-  std::vector<std::shared_ptr<Context>> contexts;
-  std::vector<size_t> starts;
-  bool is_drafted = false;
-  for (const DraftRequest& request : requests) {
-    const Sequence& sequence = *request.sequence;
-    contexts.push_back(model_.context(request.sequence));
-    // The last token is forwarded again: its logits are needed.
-    const size_t held = contexts.back()->match(sequence.tokens, sequence.num_accepted());
-    starts.push_back(
-        model_.resumable(*contexts.back(), std::min(held, sequence.tokens.size() - 1)));
-    is_drafted = is_drafted || (request.at_most > 1 && !drafter_->is_silent());
-  }
-  std::vector<DraftRequest> draft_requests;
-  std::vector<Proposal> proposals(requests.size());
-  if (is_drafted) {
-    draft_requests = this->draft_requests(requests, starts);
-    proposals = drafter_->propose(draft_requests);
-  }
-  const std::span<const DraftRequest> asked = is_drafted ? draft_requests : requests;
-  std::vector<Rows> batch;
+  const std::vector<Reading> readings = readings_of(requests);
+  const std::vector<DraftRequest> draft_requests = this->draft_requests(requests, readings);
+  const bool is_drafted =
+      !drafter_->is_silent() && std::ranges::any_of(requests, [](const DraftRequest& request) {
+        return request.at_most > 1;
+      });
+  std::vector<Proposal> proposals =
+      is_drafted ? drafter_->propose(draft_requests) : std::vector<Proposal>(requests.size());
+  for (Proposal& proposal : proposals) keep_known(proposal);
+  const std::vector<Rows> batch = rows_of(requests, readings, proposals);
   int64_t num_rows = 0;
-  bool is_prompt = false;
-  for (size_t i = 0; i < requests.size(); ++i) {
-    keep_known(proposals[i]);
-    const Sequence& sequence = *requests[i].sequence;
-    const std::vector<int32_t>& candidate = proposals[i].tokens;
-    Rows rows{contexts[i], starts[i], {}, candidate.size() + 1};
-    rows.tokens.reserve(sequence.tokens.size() - starts[i] + candidate.size());
-    rows.tokens.assign(sequence.tokens.begin() + static_cast<std::ptrdiff_t>(starts[i]),
-                       sequence.tokens.end());
-    rows.tokens.insert(rows.tokens.end(), candidate.begin(), candidate.end());
-    is_prompt = is_prompt || static_cast<int64_t>(starts[i]) < sequence.prompt_length - 1;
-    num_rows += std::ssize(rows.tokens);
-    batch.push_back(std::move(rows));
-  }
+  for (const Rows& rows : batch) num_rows += std::ssize(rows.tokens);
   const double drafted = clock_();
   model_.forward(batch);
   const double forwarded = clock_();
-  std::vector<ScoredTokens> answers;
-  int64_t row = 0;
-  for (size_t i = 0; i < requests.size(); ++i) {
-    answers.push_back(model_.verify(row, proposals[i].tokens, requests[i].sequence));
-    row += std::ssize(proposals[i].tokens) + 1;
-  }
+  std::vector<Proposal> results = verify(requests, readings, proposals);
   const double sampled = clock_();
-  size_t made = 0;
-  for (const ScoredTokens& answer : answers) made += answer.tokens.size();
-  std::vector<Proposal> verified = conclude(asked, contexts, proposals, std::move(answers));
+  observe(draft_requests, readings, proposals, results);
   ++stats.forwards;
   stats.rows += num_rows;
   stats.seconds += forwarded - drafted;
   stats.pick_seconds += sampled - forwarded;
-  if (!is_prompt || num_rows <= kLongestProposal)
-    costs_.of(requests.size())->add(num_rows, clock_() - drafted);
-  if (!is_prompt) rates_[requests.size()].add(static_cast<double>(made), clock_() - begun);
-  return verified;
+  learn(readings, num_rows, clock_() - drafted);
+  if (std::ranges::none_of(readings, &Reading::is_prompt)) {
+    size_t made = 0;
+    for (const Proposal& result : results) made += result.tokens.size();
+    rates_[requests.size()].add(static_cast<double>(made), clock_() - begun);
+  }
+  return results;
+}
+
+std::vector<Level::Reading> Level::readings_of(std::span<const DraftRequest> requests) {
+  std::vector<Reading> readings;
+  readings.reserve(requests.size());
+  for (const DraftRequest& request : requests) {
+    const Sequence& sequence = *request.sequence;
+    std::shared_ptr<Context> context = model_.context(request.sequence);
+    const int64_t start = start_of(sequence, *context);
+    const int64_t all = std::ssize(sequence.tokens), unread = all - 1 - start;
+    const bool is_last = request.reads >= unread;
+    const bool is_prompt =
+        !is_last || start < sequence.prompt_length - 1 || unread > kLongestProposal;
+    readings.push_back(
+        {std::move(context), start, is_last ? all : start + request.reads, is_last, is_prompt});
+  }
+  return readings;
+}
+
+// What the forward reads, and which of it needs logits: the scored tokens, the last one, and those
+// proposed.
+std::vector<Rows> Level::rows_of(std::span<const DraftRequest> requests,
+                                 std::span<const Reading> readings,
+                                 std::span<const Proposal> proposals) const {
+  std::vector<Rows> batch;
+  batch.reserve(requests.size());
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const Reading& reading = readings[i];
+    const std::vector<int32_t>& proposed = proposals[i].tokens;
+    const auto tokens = requests[i].sequence->tokens.begin();
+    Rows rows{
+        reading.context,
+        static_cast<size_t>(reading.start),
+        {},
+        static_cast<size_t>(requests[i].scores) + (reading.is_last ? proposed.size() + 1 : 0)};
+    rows.tokens.reserve(static_cast<size_t>(reading.end - reading.start) + proposed.size());
+    rows.tokens.assign(tokens + reading.start, tokens + reading.end);
+    rows.tokens.insert(rows.tokens.end(), proposed.begin(), proposed.end());
+    batch.push_back(std::move(rows));
+  }
+  return batch;
+}
+
+// Learns what the forward took. Few rows of a prompt cost what the same rows of a proposal do.
+void Level::learn(std::span<const Reading> readings, int64_t rows, double seconds) {
+  if (rows <= kLongestProposal || std::ranges::none_of(readings, &Reading::is_prompt)) {
+    costs_.of(readings.size())->add(rows, seconds);
+    return;
+  }
+  double positions = 0.0;
+  for (const Reading& reading : readings)
+    positions += static_cast<double>(reading.end - reading.start) *
+                 static_cast<double>(reading.start + reading.end) / 2.0;
+  reading_costs_.add(static_cast<double>(rows), positions, seconds);
+}
+
+int64_t Level::tokens_within(double seconds, int64_t position) const {
+  const auto tokens = reading_costs_.rows_within(seconds, static_cast<double>(position));
+  const auto within = tokens ? static_cast<int64_t>(*tokens) : kFirstTokens;
+  return std::min(std::max(within, kLeastTokens), model_.max_rows());
 }
 
 double Level::seconds_per_token(size_t count) {
@@ -241,9 +301,9 @@ double Level::seconds_per_token(size_t count) {
   return std::min(now, plain > 0.0 ? plain : kAlwaysDraft);
 }
 
-// The requests to the drafter: none for a prompt that is not prefilled yet.
+// The requests to the drafter. None is made for a prompt that is not read yet.
 std::vector<DraftRequest> Level::draft_requests(std::span<const DraftRequest> requests,
-                                                std::span<const size_t> starts) {
+                                                std::span<const Reading> readings) {
   const size_t count = requests.size();
   const std::shared_ptr<RowCosts>& costs = costs_.of(count);
   const double token_value_s = seconds_per_token(count);
@@ -251,12 +311,15 @@ std::vector<DraftRequest> Level::draft_requests(std::span<const DraftRequest> re
   std::vector<DraftRequest> draft_requests(requests.begin(), requests.end());
   for (size_t i = 0; i < count; ++i) {
     DraftRequest& request = draft_requests[i];
-    const auto start = static_cast<int64_t>(starts[i]);
-    const bool has_prompt = start > 0 && start >= request.sequence->prompt_length - 1;
+    const int64_t start = readings[i].start;
+    const bool has_prompt =
+        readings[i].is_last && start > 0 && start >= request.sequence->prompt_length - 1;
     request.at_most = has_prompt ? std::min(request.at_most, model_.max_rows() / sharing) - 1 : 0;
     request.token_value_s = std::min(token_value_s, request.token_value_s);
     request.costs = costs;
     request.rows = request.sharing = sharing;
+    request.reads = kAllTokens;
+    request.scores = 0;
   }
   return draft_requests;
 }
@@ -269,31 +332,39 @@ void Level::keep_known(Proposal& proposal) const {
   proposal.cut(static_cast<size_t>(unknown - proposal.tokens.begin()));
 }
 
-// Turns verified tokens into proposals of this level, and lets its drafter observe them.
-std::vector<Proposal> Level::conclude(std::span<const DraftRequest> requests,
-                                      std::span<const std::shared_ptr<Context>> contexts,
-                                      std::span<const Proposal> proposals,
-                                      std::vector<ScoredTokens> answers) {
+// Samples from the forward's logits, and so turns what was proposed into proposals of this level.
+std::vector<Proposal> Level::verify(std::span<const DraftRequest> requests,
+                                    std::span<const Reading> readings,
+                                    std::span<const Proposal> proposals) {
   std::vector<Proposal> results;
   results.reserve(requests.size());
   int64_t row = 0;
   for (size_t i = 0; i < requests.size(); ++i) {
-    auto& [tokens, probabilities] = answers[i];
-    const size_t drafted = proposals[i].tokens.size();
-    const size_t accepted = tokens.empty() ? 0 : tokens.size() - 1;
+    row += requests[i].scores;
     Proposal& result = results.emplace_back();
     result.row = row;
-    result.drafted = static_cast<int64_t>(drafted);
+    if (!readings[i].is_last) continue;
+    auto [tokens, probabilities] = model_.verify(row, proposals[i].tokens, requests[i].sequence);
+    result.drafted = std::ssize(proposals[i].tokens);
     result.depths = proposals[i].depths_of(tokens);
     result.tokens = std::move(tokens);
     result.confidences = std::move(probabilities);
-    row += static_cast<int64_t>(drafted) + 1;
+    row += result.drafted + 1;
+  }
+  return results;
+}
+
+// Forgets what was rejected, and lets the drafter learn from it.
+void Level::observe(std::span<const DraftRequest> requests, std::span<const Reading> readings,
+                    std::span<const Proposal> proposals, std::span<const Proposal> results) {
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const auto drafted = static_cast<size_t>(results[i].drafted);
     if (drafted == 0) continue;
-    contexts[i]->record(requests[i].sequence->tokens.size() + accepted, {});
+    const size_t made = results[i].tokens.size(), accepted = made == 0 ? 0 : made - 1;
+    readings[i].context->record(requests[i].sequence->tokens.size() + accepted, {});
     stats.count(drafted, accepted);
     drafter_->observe(requests[i], proposals[i], accepted);
   }
-  return results;
 }
 
 }  // namespace specqd

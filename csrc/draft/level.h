@@ -50,8 +50,15 @@ class Level : public Drafter {
   // Verifies: makes at least one token of this level's own for each request, in one forward.
   //
   // The tokens are the longest prefix of the drafter's proposal that this model would have sampled
-  // itself, and then its own next token. None are returned if no token is allowed.
+  // itself, and then its own next token. None are returned if no token is allowed, or if the
+  // request leaves a part of the prompt unread. The `scores` rows of logits that a request asked
+  // for are those before the result's row.
   std::vector<Proposal> advance(std::span<const DraftRequest> requests);
+  // The tokens before the last one that this model's cache does not hold.
+  int64_t num_unread(const std::shared_ptr<Sequence>& sequence);
+  // The tokens from `position` on that a forward reads in so many seconds; at least 16, and at most
+  // the model's rows.
+  int64_t tokens_within(double seconds, int64_t position) const;
   // Seconds that a token takes in a batch of `count` sequences, and so the value of one more. It is
   // never more than plain decoding takes: drafts that lose time must not raise the value.
   double seconds_per_token(size_t count);
@@ -66,28 +73,46 @@ class Level : public Drafter {
   void measure() override;
 
  private:
+  // What a forward reads of one sequence, apart from its proposal.
+  struct Reading {
+    std::shared_ptr<Context> context;
+    int64_t start, end;  // tokens
+    bool is_last;        // it reads all that are left, so that the next token can be sampled
+    bool is_prompt;      // or tokens that were accepted long ago
+  };
+
   double forward_seconds(const std::shared_ptr<Context>& context, int64_t rows);
 
   int64_t longest(const DraftRequest& request);
+  // The first token that a forward of the sequence reads: the last one, or one before it.
+  int64_t start_of(const Sequence& sequence, Context& context) const;
   int64_t lag(const Sequence& sequence, Context& context) const;
   // Whether the model has all tokens of the sequence: vocabularies of one tokenizer may be padded
   // to different sizes, and a model may use the padding.
   bool knows(const Sequence& sequence);
+  void limit_reading(std::span<DraftRequest> requests);
   void extend(std::span<Draft* const> drafts);
 
+  std::vector<Reading> readings_of(std::span<const DraftRequest> requests);
   std::vector<DraftRequest> draft_requests(std::span<const DraftRequest> requests,
-                                           std::span<const size_t> starts);
+                                           std::span<const Reading> readings);
   void keep_known(Proposal& proposal) const;
-  std::vector<Proposal> conclude(std::span<const DraftRequest> requests,
-                                 std::span<const std::shared_ptr<Context>> contexts,
-                                 std::span<const Proposal> proposals,
-                                 std::vector<ScoredTokens> answers);
+  std::vector<Rows> rows_of(std::span<const DraftRequest> requests,
+                            std::span<const Reading> readings,
+                            std::span<const Proposal> proposals) const;
+  std::vector<Proposal> verify(std::span<const DraftRequest> requests,
+                               std::span<const Reading> readings,
+                               std::span<const Proposal> proposals);
+  void observe(std::span<const DraftRequest> requests, std::span<const Reading> readings,
+               std::span<const Proposal> proposals, std::span<const Proposal> results);
+  void learn(std::span<const Reading> readings, int64_t rows, double seconds);
 
   LevelModel& model_;
   Drafter* drafter_;
   std::optional<int64_t> length_;
   Clock clock_;
-  BatchCosts costs_;  // of this level's forwards, and of sampling from their logits
+  BatchCosts costs_;            // of this level's forwards, and of sampling from their logits
+  ReadingCosts reading_costs_;  // of those that read prompts
   std::map<size_t, TokenRate> rates_;          // by the size of the batch
   DraftPolicy policy_;                         // of rounds as a drafter
   std::unordered_map<int64_t, size_t> known_;  // by sequence: its first tokens that the model has

@@ -97,6 +97,11 @@ class FakeModel:
     def cached_sequences(self) -> int:
         return len(self._contexts) + len(self._cells)
 
+    @property
+    def logit_rows(self) -> int:
+        """Of the last forward."""
+        return len(self._rows)
+
     def context(self, sequence: Sequence) -> Context:
         if sequence.key not in self._contexts:
             exact = None if self._exact is None else self._exact.context(sequence)

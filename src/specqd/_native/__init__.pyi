@@ -631,7 +631,7 @@ class DraftRequest:
     A request for tokens that continue a sequence, with their value to the verifier.
     """
 
-    def __init__(self, sequence: Sequence, at_most: int, token_value_s: float = float('inf'), confidence: float = 1.0, costs: RowCosts | None = None, rows: int = 1, sharing: int = 1) -> None: ...
+    def __init__(self, sequence: Sequence, at_most: int, token_value_s: float = float('inf'), confidence: float = 1.0, costs: RowCosts | None = None, rows: int = 1, sharing: int = 1, reads: int = 9223372036854775807, scores: int = 0) -> None: ...
 
     @property
     def sequence(self) -> Sequence: ...
@@ -654,6 +654,16 @@ class DraftRequest:
 
     @property
     def sharing(self) -> int: ...
+
+    @property
+    def reads(self) -> int:
+        """
+        The most tokens to read before the last one. If some are left, nothing is sampled.
+        """
+
+    @property
+    def scores(self) -> int:
+        """The last so many of the tokens read get logits."""
 
     def changed(self, *, at_most: int | None = None, token_value_s: float | None = None) -> DraftRequest:
         """Returns a copy with these fields replaced."""
@@ -844,8 +854,19 @@ class Level(Drafter):
         Makes at least one token for each request, in one forward.
 
         The tokens are the longest prefix of the drafter's proposal that this model would have
-        sampled itself, and then its own next token. If a grammar allows no token, there are
-        none.
+        sampled itself, and then its own next token. There are none if a grammar allows no
+        token, or if the request leaves a part of the prompt unread.
+        """
+
+    def num_unread(self, sequence: Sequence) -> int:
+        """
+        Returns the number of tokens before the last one that the model's cache does not hold.
+        """
+
+    def tokens_within(self, seconds: float, position: int) -> int:
+        """
+        Returns the number of tokens from `position` on that a forward reads in so many seconds,
+        at least one and at most the model's rows.
         """
 
     def seconds_per_token(self, count: int) -> float:

@@ -1,6 +1,6 @@
 """Functions of the core that only tests and benchmarks call."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Annotated
 
 import numpy
@@ -37,6 +37,18 @@ class Calibration:
     def probability(self, confidence: float) -> float: ...
 
     def observe(self, confidence: float, is_accepted: bool) -> None: ...
+
+class ReadingCosts:
+    """Seconds of a forward that reads parts of prompts."""
+
+    def __init__(self) -> None: ...
+
+    def begin(self, measured: Mapping[int, float]) -> None:
+        """Starts from seconds by rows."""
+
+    def add(self, rows: float, positions: float, seconds: float) -> None: ...
+
+    def rows_within(self, seconds: float, position: float) -> float | None: ...
 
 class TokenRate:
     """Tokens per second of a level, over its recent rounds."""

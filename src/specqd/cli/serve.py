@@ -69,6 +69,15 @@ Examples:
     type=click.IntRange(1, 512),
     help="Sequences decoded at once; other requests wait.",
 )
+@option(
+    "--max-gap",
+    default=0.25,
+    show_default=True,
+    metavar="SECONDS",
+    type=click.FloatRange(0.01, 10.0),
+    help="Longest pause of a running answer while prompts of others are read. Longer ones read "
+    "prompts somewhat faster.",
+)
 @context_option
 @click.option(
     "--cache-positions",
@@ -98,6 +107,7 @@ def serve(
     allow_host: tuple[str, ...],
     allow_origin: frozenset[str],
     max_batch: int,
+    max_gap: float,
     context: int | None,
     cache_positions: int | None,
     lenient: bool,
@@ -127,6 +137,7 @@ def serve(
         llm,
         Access(api_keys=api_keys, host_names=names, origins=allow_origin),
         max_batch=max_batch,
+        max_gap_s=max_gap,
         name=served_model_name,
         is_lenient=lenient,
     )

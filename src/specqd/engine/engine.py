@@ -3,7 +3,6 @@
 Knows a level only as something that advances sequences; knows no files, no HTTP and no terminals.
 """
 
-import sys
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from specqd import _native
 from specqd._native import DraftRequest, Level, Proposal, Sequence
 from specqd.engine.generation import FinishReason, Generation, GenerationRequest, TokenLogprob
+from specqd.engine.prompts import MAX_GAP_S, PromptReader, Reading
 from specqd.engine.scheduler import Scheduler
 from specqd.errors import RequestError, SpecqdError, TooLongError, shown
 from specqd.model.model import Model
@@ -27,9 +27,10 @@ Logits = NDArray[np.float32]
 
 @dataclass(slots=True)
 class EngineStats:
-    """Tokens and seconds of all steps. A step that prefills counts entirely as prefill."""
+    """Tokens and seconds of all steps. A step that reads prompts counts entirely as prefill."""
 
     prompt_tokens: int = 0
+    read_tokens: int = 0  # of prompts, those that forwards read; the others were cached
     new_tokens: int = 0
     decoded_tokens: int = 0  # of new_tokens, those that decode_s made
     prefill_s: float = 0.0
@@ -41,8 +42,10 @@ class Engine:
 
     max_context: most positions of one sequence, prompt included; None: the model's context. If the
         cache holds fewer for one sequence, that number is the limit.
-    prompt_rows: rows of prompts that one step prefills, over all sequences; None: all of them. This
-        bounds how long running sequences wait for new prompts, and changes no bit.
+    max_gap_s: seconds that a step takes at most while it reads prompts beside other sequences, by
+        measured costs. It bounds how long those wait, and changes no bit.
+    prompt_tokens: tokens of prompts that a step reads, however long that takes; None: as many as
+        `max_gap_s` permits.
     """
 
     def __init__(
@@ -53,7 +56,8 @@ class Engine:
         eos_token_ids: Iterable[int] = (),
         max_batch: int = 16,
         max_context: int | None = None,
-        prompt_rows: int | None = None,
+        max_gap_s: float = MAX_GAP_S,
+        prompt_tokens: int | None = None,
         make_seed: Callable[[], int] = lambda: randbits(63),
     ) -> None:
         self.level = level
@@ -67,7 +71,7 @@ class Engine:
         self.max_context = min(context, cached)
         limit = "the context has" if context <= cached else "the KV cache has room for"
         self._limit = f"{limit} {self.max_context}"  # for messages
-        self._prompt_rows = sys.maxsize if prompt_rows is None else prompt_rows
+        self._prompts = PromptReader(level, max_gap_s, prompt_tokens)
         self._make_seed = make_seed
         self._salting_key = token_bytes(16)  # keeps anyone from finding two salts with one digest
 
@@ -122,23 +126,23 @@ class Engine:
             self.scheduler.remove(generation)
 
     def step(self) -> list[Generation]:
-        """Runs one round: admit, prefill, draft and verify, finish.
+        """Runs one round: admit, read prompts, draft and verify, finish.
 
         Returns the sequences that got new tokens or ended.
         """
         self.scheduler.preempt()
         self.scheduler.admit()
-        begun, running = perf_counter(), self.scheduler.running
-        is_prefill = any(not each.count or self.num_unread(each) for each in running)
-        ready = self._prefill() if is_prefill else running.copy()
-        made = self._finish(ready, self._draft_and_verify(ready)) if ready else 0
-        self._count(made, perf_counter() - begun, is_prefill=is_prefill)
-        return ready
-
-    def num_unread(self, generation: Generation) -> int:
-        """Tokens to prefill before the last one, whose row gives the logits of the next token."""
-        sequence = generation.sequence
-        return max(len(sequence.tokens) - 1 - self._model.context(sequence).length, 0)
+        begun = perf_counter()
+        readings = self._prompts.plan(self.scheduler.running)
+        if not readings:
+            return []
+        is_prefill = any(each.count or not each.generation.count for each in readings)
+        results = self.level.advance(self._requests(readings))
+        made = self._finish(readings, results)
+        seconds = perf_counter() - begun
+        self._prompts.learn(readings, seconds)
+        self._count(made, seconds, is_prefill=is_prefill)
+        return [each.generation for each in readings if each.is_last]
 
     def _samples(self, prompt: SequenceOf[int], request: GenerationRequest) -> list[Generation]:
         """The samples of one prompt. The first one prefills it for all."""
@@ -176,58 +180,59 @@ class Engine:
         digest = blake2b(salt.encode(), digest_size=8, key=self._salting_key).digest()
         return int.from_bytes(digest) if salt else 0
 
-    def _prefill(self) -> list[Generation]:
-        """Prefills up to `prompt_rows` rows, the oldest sequences first; returns the sequences
-        that the round can continue."""
-        rows_left, ready = self._prompt_rows, []
-        for generation in self.scheduler.running:
-            unread = self.num_unread(generation)
-            part = min(unread, rows_left)
-            rows_left -= part
-            is_begun = generation.count or not generation.is_prompt_scored
-            if part < unread or is_begun:  # else the round's own forward reads these rows too
-                self._prefill_rows(generation, part)
-            if part == unread:
-                ready.append(generation)
-        return ready
-
-    def _prefill_rows(self, generation: Generation, count: int) -> None:
-        """Prefills `count` tokens and records the prompt log-probabilities that are missing."""
-        context, tokens = self._model.context(generation.sequence), generation.sequence.tokens
-        context.match(tokens[:], generation.sequence.num_accepted)
-        known, top = generation.prompt_logprobs, generation.params.prompt_logprobs or 0
-        end = context.length + count
-        num_scored = 0 if generation.is_prompt_scored else max(end - len(known), 0)
-        for row in self._model.prefill(context, tokens[context.length : end], num_scored):
-            known.append(self._logprob(row, tokens[len(known) + 1], top))
-
-    def _draft_and_verify(self, ready: SequenceOf[Generation]) -> list[Proposal]:
-        """Runs a round of the chain; returns the verified tokens of each sequence."""
+    def _requests(self, readings: SequenceOf[Reading]) -> list[DraftRequest]:
+        """What the chain is asked to do in a round."""
         # Counts the sequences whose prompts are still being read: they join the batch soon.
         value_s = self.level.seconds_per_token(len(self.scheduler.running))
-        return self.level.advance(
-            [
-                DraftRequest(
-                    g.sequence, 1 if g.is_plain else g.most_tokens - g.count, value_s, g.confidence
-                )
-                for g in ready
-            ]
-        )
+        return [
+            DraftRequest(
+                generation.sequence,
+                1 if generation.is_plain else generation.most_tokens - generation.count,
+                value_s,
+                generation.confidence,
+                reads=reading.count,
+                scores=reading.scores,
+            )
+            for reading in readings
+            for generation in [reading.generation]
+        ]
 
-    def _finish(self, ready: SequenceOf[Generation], verified: SequenceOf[Proposal]) -> int:
-        """Adds the verified tokens to their sequences and ends those that are done; returns the
-        number of new tokens."""
-        has_logprobs = any(generation.params.logprobs is not None for generation in ready)
-        logits = self._model.decoder.logits() if has_logprobs else None
-        before = sum(generation.count for generation in ready)
-        for generation, result in zip(ready, verified, strict=True):
-            self._accept(generation, result, logits)
-        return sum(generation.count for generation in ready) - before
+    def _finish(self, readings: SequenceOf[Reading], results: SequenceOf[Proposal]) -> int:
+        """Records what was read and the verified tokens, and ends sequences that are done; returns
+        the number of new tokens."""
+        has_logits = any(
+            each.scores or each.generation.params.logprobs is not None for each in readings
+        )
+        logits = self._model.decoder.logits() if has_logits else None
+        before = sum(each.generation.count for each in readings)
+        for reading, result in zip(readings, results, strict=True):
+            generation = reading.generation
+            if logits is not None:
+                self._score(generation, logits[result.row - reading.scores : result.row])
+            self.stats.read_tokens += reading.count
+            if reading.is_last:
+                self._accept(generation, result, logits)
+            else:
+                generation.prompt_read = self._num_read(generation)
+        return sum(each.generation.count for each in readings) - before
+
+    def _num_read(self, generation: Generation) -> int:
+        """Tokens of the prompt that the cache holds."""
+        sequence = generation.sequence
+        held = len(sequence.tokens) - 1 - self.level.num_unread(sequence)
+        return min(held, sequence.prompt_length)
+
+    def _score(self, generation: Generation, rows: Logits) -> None:
+        """Adds log-probabilities of the prompt from the logits of the tokens before."""
+        known, top = generation.prompt_logprobs, generation.params.prompt_logprobs or 0
+        for row in rows:
+            known.append(self._logprob(row, generation.sequence.tokens[len(known) + 1], top))
 
     def _accept(self, generation: Generation, result: Proposal, logits: Logits | None) -> None:
         """Adds verified tokens to a sequence, up to the one that ends it."""
         sequence, params, verified = generation.sequence, generation.params, result.tokens
         before = generation.count
+        generation.prompt_read = sequence.prompt_length
         if result.drafted:
             generation.acceptance.add(result.drafted, max(len(verified) - 1, 0))
         try:

@@ -87,6 +87,7 @@ class Generation:
     text: str = ""
     confidence: float = 1.0  # probability of the last token
     cached_prompt_tokens: int = 0  # that another request had prefilled
+    prompt_read: int = 0  # tokens of the prompt that were read or cached so far
     preemptions: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(

@@ -15,7 +15,7 @@ T = TypeVar("T")
 # Properties as JSON names them.
 _LEVEL: tuple[str, ...] = ("name", "forwards", "rows", "seconds", "pick_seconds", "drafted")
 _LEVEL += ("accepted", "acceptance", "acceptance_at", "drafted_at", "mean_accepted_length")
-_STATS = ("prompt_tokens", "new_tokens", "prefill_s", "decode_s", "tokens_per_s")
+_STATS = ("prompt_tokens", "read_tokens", "new_tokens", "prefill_s", "decode_s", "tokens_per_s")
 _PROGRESS = ("name", "drafted", "accepted", "forwards", "seconds", "gigabytes", "cache_gigabytes")
 
 
@@ -106,6 +106,7 @@ class Stats:
     """Time and tokens of one call, over all of its prompts. `EngineStats` describes the counts."""
 
     prompt_tokens: int
+    read_tokens: int
     new_tokens: int
     decoded_tokens: int
     prefill_s: float
@@ -131,6 +132,11 @@ class Stats:
     @property
     def tokens_per_s(self) -> float:
         return self.decoded_tokens / self.decode_s if self.decode_s else 0.0
+
+    @property
+    def read_tokens_per_s(self) -> float:
+        """Tokens of prompts that were read per second."""
+        return self.read_tokens / self.prefill_s if self.prefill_s else 0.0
 
     def described(self) -> dict[str, Any]:
         """The members of its JSON object."""

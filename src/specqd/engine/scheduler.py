@@ -66,6 +66,7 @@ class Scheduler:
                 self._model.release(generation.sequence)
                 return
             self.waiting.popleft()
+            generation.prompt_read = max(generation.prompt_read, cached)
             if not generation.preemptions:
                 generation.cached_prompt_tokens = cached
                 self.cached_prompt_tokens += cached
