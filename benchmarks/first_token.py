@@ -1,9 +1,11 @@
-"""Times the first token of the HTTP server at 1, 4 and 16 clients, by rows of prompts in a round.
+"""Times the first token of the HTTP server at 1, 4 and 16 clients, by the longest gap of answers.
 
-    python benchmarks/first_token.py MODEL [--prompt-tokens 512] [--rows 64 128 256 512]
+    python benchmarks/first_token.py MODEL [--prompt-tokens 512] [--gap 0.1 0.25 1]
+    python benchmarks/first_token.py MODEL --prompt-tokens 8 --beside 6000
 
-One process loads the model and serves it on a port for each number of rows, without drafts and
-without prefix reuse; one port works at a time. Clients stream answers to random prompts. `first` is
+One process loads the model and serves it on a port for each gap (`serve --max-gap`), without drafts
+and without prefix reuse; one port works at a time. Clients stream answers to random prompts. With
+`--beside`, a further client has sent a prompt of so many tokens half a second before. `first` is
 the time from a request to its first token, `gap` the longest wait between two later pieces of an
 answer: the delay that prompts of other requests cause to a running answer.
 """
@@ -16,7 +18,7 @@ from statistics import median
 import numpy as np
 from harness import Report, parser
 from hosting import hosted
-from light_clients import answers
+from light_clients import Answer, answers
 from processes import Worker
 
 from specqd.bench.levels import PLAIN
@@ -24,16 +26,31 @@ from specqd.bench.rounds import interleaved
 from specqd.model.model import Machine
 
 VOCABULARY_FROM = 300  # smaller ids may be special tokens
+HEAD_START_S = 0.5  # of the long prompt
 
-Figures = tuple[float, float, float, float]  # first, slowest first, gap, new tokens/s
+# First, slowest first, gap, first of the long prompt, new tokens/s.
+Figures = tuple[float, float, float, float, float]
 
 
-def load(host: Worker, arm: int, at_once: int, bodies: list[bytes], new_tokens: int) -> Figures:
+async def beside(port: int, long: list[bytes], bodies: list[bytes], at_once: int) -> list[Answer]:
+    """The answers to `bodies`, and then to the long prompt if there is one."""
+    first = asyncio.create_task(answers(port, long, len(long)))
+    await asyncio.sleep(HEAD_START_S if long else 0.0)
+    got, _ = await answers(port, bodies, at_once)
+    return got + (await first)[0]
+
+
+def load(
+    host: Worker, arm: int, at_once: int, long: list[bytes], bodies: list[bytes], new_tokens: int
+) -> Figures:
     with host.awake():
-        got, seconds = asyncio.run(answers(host.report["ports"][arm], bodies, at_once))
-    firsts = [each.times[0] for each in got]
-    gaps = [float(max(np.diff(each.times), default=0.0)) for each in got]
-    return median(firsts), max(firsts), median(gaps), len(got) * new_tokens / seconds
+        got = asyncio.run(beside(host.report["ports"][arm], long, bodies, at_once))
+    short = got[: len(bodies)]
+    firsts = [each.times[0] for each in short]
+    gaps = [float(max(np.diff(each.times), default=0.0)) for each in short]
+    seconds = sum(each.times[-1] for each in short) / at_once
+    last = got[-1].times[0]
+    return median(firsts), max(firsts), max(gaps), last, len(bodies) * new_tokens / seconds
 
 
 def main() -> None:
@@ -41,46 +58,53 @@ def main() -> None:
     arguments.add_argument("model", type=Path)
     arguments.add_argument("--prompt-tokens", type=int, default=512)
     arguments.add_argument("--new-tokens", type=int, default=16)
-    arguments.add_argument("--rows", type=int, nargs="+", default=[64, 128, 256, 512])
+    arguments.add_argument("--beside", type=int, default=0, metavar="TOKENS")
+    arguments.add_argument("--gap", type=float, nargs="+", default=[0.1, 0.25, 1.0])
     arguments.add_argument("--at-once", type=int, nargs="+", default=[1, 4, 16])
     arguments.add_argument("--requests", type=int, default=2, help="per client and round")
     options = arguments.parse_args()
-    longest = options.prompt_tokens + options.new_tokens
-    arms = [(PLAIN, rows) for rows in options.rows]
+    longest = max(options.prompt_tokens, options.beside) + options.new_tokens
+    arms = [(PLAIN, gap) for gap in options.gap]
     common = {
         "max_tokens": options.new_tokens,
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
     }
-    columns = ["clients", "rows", ("first, s", ".3f"), ("slowest first, s", ".3f")]
-    columns += [("longest gap, s", ".3f"), ("new tokens/s", ".1f")]
+    columns = ["clients", "max gap, s", ("first, s", ".3f"), ("slowest first, s", ".3f")]
+    columns += [("longest gap, s", ".3f"), ("long first, s", ".3f"), ("new tokens/s", ".1f")]
     machine = Machine.choose(options.threads, options.isa)
     title = f"The first token of {options.model.name}, prompts of {options.prompt_tokens} tokens"
+    title += f" beside one of {options.beside}" if options.beside else ""
+    rng = np.random.default_rng()
+
+    def body(tokens: int) -> bytes:
+        ids = rng.integers(VOCABULARY_FROM, host.report["vocabulary"], tokens).tolist()
+        return json.dumps({"prompt": ids, **common}).encode()
+
     with (
         hosted(arms, longest, options) as host,
         Report(options, title, machine, columns) as report,
     ):
         for at_once in options.at_once:
-            shape = (options.rounds, options.requests * at_once, options.prompt_tokens)
-            prompts = np.random.default_rng().integers(
-                VOCABULARY_FROM, host.report["vocabulary"], shape
-            )
-            bodies = [
-                [json.dumps({"prompt": ids, **common}).encode() for ids in own]
-                for own in prompts.tolist()
+            own = [
+                (
+                    [body(options.beside)] if options.beside else [],
+                    [body(options.prompt_tokens) for _ in range(options.requests * at_once)],
+                )
+                for _ in range(options.rounds)
             ]
             done = interleaved(
                 {
-                    str(rows): lambda number, arm=arm, at_once=at_once, bodies=bodies: load(
-                        host, arm, at_once, bodies[number], options.new_tokens
+                    str(gap): lambda number, arm=arm, at_once=at_once, own=own: load(
+                        host, arm, at_once, *own[number], options.new_tokens
                     )
-                    for arm, rows in enumerate(options.rows)
+                    for arm, gap in enumerate(options.gap)
                 },
                 options.rounds,
             )
-            for rows, runs in done.runs.items():
-                report.row(at_once, int(rows), *map(list, zip(*runs, strict=True)))
+            for gap, runs in done.runs.items():
+                report.row(at_once, float(gap), *map(list, zip(*runs, strict=True)))
 
 
 if __name__ == "__main__":

@@ -19,12 +19,12 @@ from processes import Opened, Worker, answer
 
 
 def hosted(
-    arms: Sequence[tuple[str, int | None]], room: int, options: argparse.Namespace
+    arms: Sequence[tuple[str, float | None]], room: int, options: argparse.Namespace
 ) -> closing[Worker]:
-    """Starts the process. An arm is a chain of drafts and the rows of prompts in a round (None: the
-    server's). `room`: the longest request, in tokens."""
+    """Starts the process. An arm is a chain of drafts and the seconds that a round may take while
+    prompts are read (None: the server's). `room`: the longest request, in tokens."""
     settings = {"model": options.model and str(options.model), "arms": arms, "room": room}
-    settings |= {"most_at_once": max(options.at_once)}
+    settings |= {"most_at_once": max(options.at_once) + 1}  # one beside them
     settings |= {"threads": options.threads, "isa": options.isa}
     return closing(Worker([sys.executable, __file__], settings))
 
@@ -44,9 +44,11 @@ def opened(settings: dict[str, Any]) -> Opened:
     machine = settings["threads"], settings["isa"]
     plain = LLM(settings["model"], PLAIN, *machine, cache_positions=room)
     engines, ports = [], []
-    for chain, rows in settings["arms"]:
+    for chain, gap in settings["arms"]:
         llm = plain.with_draft(words_of(chain))
-        engine = Engine(llm.engine.level, llm.tokenizer, max_batch=most, prompt_tokens=rows)
+        llm.engine.level.measure()
+        gaps = {} if gap is None else {"max_gap_s": gap}
+        engine = Engine(llm.engine.level, llm.tokenizer, max_batch=most, **gaps)
         engine.scheduler.reuses_prefixes = False
         sock = listen("127.0.0.1", 0)
         service = Service(Serving(engine, llm.directory.name, llm.defaults, Access()))

@@ -3,11 +3,15 @@
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
+from signal import SIGINT, raise_signal
 
 import numpy as np
 import pytest
 
 from specqd import LLM, SamplingParams
+from specqd._native import DraftRequest
+from specqd.engine.engine import Engine
+from specqd.engine.prompts import Reading
 from specqd.errors import RequestError
 from specqd.model.model import Precision
 
@@ -288,3 +292,30 @@ def test_the_fp4_precision_can_generate_alone(chat_model: Path) -> None:
     result = llm.generate([[65, 66]], SamplingParams(max_tokens=10, temperature=0))[0]
     assert [level.name for level in result.stats.levels] == ["fp4"]
     assert len(result.tokens) == 10
+
+
+def test_an_interrupt_while_a_prompt_is_read_leaves_a_usable_model(
+    small: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 400 tokens, two parts of 50 are read before Ctrl-C."""
+    engine = Engine(small.engine.level, small.tokenizer, prompt_tokens=50)
+    monkeypatch.setattr(small, "_engine", engine)
+    prompt = [1 + i % 200 for i in range(400)]
+    advance, parts = engine._requests, []
+
+    def interrupted(readings: list[Reading]) -> list[DraftRequest]:
+        parts.append(readings)
+        if len(parts) == 3:
+            raise_signal(SIGINT)
+        return advance(readings)
+
+    monkeypatch.setattr(engine, "_requests", interrupted)
+    for begin in (small.generate, lambda *arguments: list(small.stream(*arguments))):
+        parts.clear()
+        with pytest.raises(KeyboardInterrupt):
+            begin(prompt, GREEDY)
+        assert len(parts) == 3
+        assert engine.is_idle
+    [expected] = small.with_draft("none").generate(prompt, GREEDY)
+    [found] = small.generate(prompt, GREEDY)
+    assert found.tokens == expected.tokens

@@ -11,6 +11,7 @@ from specqd._native import Level
 from specqd.engine.generation import Generation
 
 MAX_GAP_S = 0.25
+_ENOUGH_TOKENS = 256  # of a forward: more would hardly be read faster
 _OLDEST_SHARE = 0.25  # of a round's time for prompts, so that none waits for ever
 _DECODING_ROWS = 0.25  # of a forward's rows, which sequences that decode may need
 _MOST_LOGITS = 1 << 24  # of one forward that scores prompts: 64 MiB, and 64 MiB for a copy
@@ -53,7 +54,7 @@ class PromptReader:
     The prompts with the fewest tokens left come first, so that a short one need not wait for a long
     one. A part of the time is for the oldest, so that each is read at last. While other sequences
     decode or several prompts are read, a round takes about `max_gap_s` seconds in all. A prompt
-    that delays nobody is read in rounds of twice that time, which is more efficient.
+    that delays nobody may take twice that time if its rounds would be too short to be efficient.
 
     fixed_tokens: tokens that a round reads, however long that takes; None: as time permits.
     """
@@ -91,9 +92,11 @@ class PromptReader:
         """Gives each prompt its tokens of the next round."""
         room = self._room(running, len(prompts))
         if len(prompts) > 1:
-            self._take(room, prompts[0], room.budget * _OLDEST_SHARE)
+            self._take(room, prompts[0], _OLDEST_SHARE)
+        elif running == 1 and self._tokens_within(room.budget, prompts[0].start) < _ENOUGH_TOKENS:
+            room.budget *= 2
         for prompt in sorted(prompts, key=lambda each: each.left - each.count):
-            self._take(room, prompt, room.budget)
+            self._take(room, prompt)
 
     def _room(self, running: int, prompts: int) -> _Room:
         is_shared = running > prompts
@@ -101,13 +104,13 @@ class PromptReader:
         if self._fixed_tokens is not None:
             return _Room(self._fixed_tokens, self._fixed_tokens, scores)
         kept = max(running, int(self._max_rows * _DECODING_ROWS) if is_shared else 0)
-        alone_s = self._max_gap_s * (2 if prompts == 1 else 1)
-        budget = self._beside_s if is_shared else alone_s
+        budget = self._beside_s if is_shared else self._max_gap_s
         return _Room(budget, max(self._max_rows - kept, 1), scores)
 
-    def _take(self, room: _Room, prompt: _Prompt, budget: float) -> None:
-        """Adds the tokens of a prompt that fit into the room and into `budget`."""
-        count = min(prompt.left - prompt.count, room.tokens)
+    def _take(self, room: _Room, prompt: _Prompt, share: float = 1.0) -> None:
+        """Adds the tokens of a prompt that fit into this share of the room."""
+        budget = share * room.budget
+        count = min(prompt.left - prompt.count, ceil(share * room.tokens))
         is_scored = not prompt.generation.is_prompt_scored
         if is_scored:
             count = min(count, room.scores)
