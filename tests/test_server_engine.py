@@ -177,6 +177,25 @@ def test_prompts_share_the_rows_of_a_step_in_their_order(
     assert engine.is_idle
 
 
+def test_prompts_that_arrive_together_read_their_common_beginning_once(
+    llm: LLM, rng: np.random.Generator
+) -> None:
+    engine = engine_of(llm, prompt_tokens=64)
+    params = SamplingParams(max_tokens=3, temperature=0)
+    beginning = prompt_of(rng, 320)
+    prompts = [[*beginning, *prompt_of(rng, int(rng.integers(2, 60)))] for _ in range(6)]
+    all_of_them = engine.submit(GenerationRequest(prompts, params))
+    while not engine.is_idle:
+        engine.step()
+    assert engine.stats.read_tokens < 2 * 320 + 6 * 60
+    assert sum(each.cached_prompt_tokens == 320 for each in all_of_them) >= 4
+    assert engine.scheduler.cached_prompt_tokens == sum(
+        each.cached_prompt_tokens for each in all_of_them
+    )
+    for prompt, generation in zip(prompts, all_of_them, strict=True):
+        assert generation.tokens == llm.with_draft("none").generate(prompt, params)[0].tokens
+
+
 class CountingWatcher:
     """Counts its calls."""
 

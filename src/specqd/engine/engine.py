@@ -131,9 +131,9 @@ class Engine:
         Returns the sequences that got new tokens or ended.
         """
         self.scheduler.preempt()
-        self.scheduler.admit()
+        admitted = self.scheduler.admit()
         begun = perf_counter()
-        readings = self._prompts.plan(self.scheduler.running)
+        readings = self._plan(admitted)
         if not readings:
             return []
         is_prefill = any(each.count or not each.generation.count for each in readings)
@@ -179,6 +179,15 @@ class Engine:
     def _digest(self, salt: str) -> int:
         digest = blake2b(salt.encode(), digest_size=8, key=self._salting_key).digest()
         return int.from_bytes(digest) if salt else 0
+
+    def _plan(self, admitted: SequenceOf[Generation]) -> list[Reading]:
+        """What the round reads. A prompt that waited while another with the same beginning was read
+        starts from the pages of that one."""
+        while True:
+            readings = self._prompts.plan(self.scheduler.running)
+            waited = [each.generation for each in readings if each.generation not in admitted]
+            if not any([self.scheduler.share_again(each) for each in waited if not each.count]):
+                return readings
 
     def _requests(self, readings: SequenceOf[Reading]) -> list[DraftRequest]:
         """What the chain is asked to do in a round."""

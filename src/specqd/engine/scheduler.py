@@ -51,25 +51,37 @@ class Scheduler:
             generation.preemptions += 1
             self.preemptions += 1
 
-    def admit(self) -> None:
-        """Starts sequences while the batch has room and the cache has pages for all."""
+    def admit(self) -> list[Generation]:
+        """Starts sequences while the batch has room and the cache has pages for all; returns
+        them."""
+        first = len(self.running)
         while self.waiting and len(self.running) < self._max_batch:
             generation = self.waiting[0]
             leader = generation.leader
             if leader is not None and leader.count == 0 and leader.finish_reason is None:
-                return  # shares the leader's prompt once that is prefilled
+                break  # shares the leader's prompt once that is prefilled
             cached = self._share(generation)
             self.running.append(generation)
             is_alone = len(self.running) == 1  # then it fits: `submit` checked its length
             if not is_alone and not self.has_pages(_ADMISSION_POSITIONS):
                 self.running.pop()
                 self._model.release(generation.sequence)
-                return
+                break
             self.waiting.popleft()
-            generation.prompt_read = max(generation.prompt_read, cached)
             if not generation.preemptions:
-                generation.cached_prompt_tokens = cached
-                self.cached_prompt_tokens += cached
+                self._count_cached(generation, cached)
+        return self.running[first:]
+
+    def share_again(self, generation: Generation) -> bool:
+        """Lets a sequence of whose prompt nothing is read yet start from pages that were published
+        since its admission; returns whether there are any."""
+        is_begun = generation.prompt_read > generation.cached_prompt_tokens
+        if is_begun or generation.leader is not None or generation.preemptions:
+            return False
+        before = generation.cached_prompt_tokens
+        self._model.release(generation.sequence)
+        self._count_cached(generation, self._share(generation))
+        return generation.cached_prompt_tokens > before
 
     def has_pages(self, ahead: int) -> bool:
         """Whether the cache has pages for `ahead` more positions of each running sequence, and, for
@@ -90,6 +102,10 @@ class Scheduler:
             self._release(generation)
         elif generation in self.waiting:
             self.waiting.remove(generation)
+
+    def _count_cached(self, generation: Generation, cached: int) -> None:
+        self.cached_prompt_tokens += cached - generation.cached_prompt_tokens
+        generation.cached_prompt_tokens = generation.prompt_read = cached
 
     def _share(self, generation: Generation) -> int:
         """Lets a sequence start from cached pages; returns the number of positions that another
