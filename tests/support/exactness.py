@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specqd import _native
-from specqd._native import DraftRequest, Level, Proposal, Rows, Sequence, testing
+from specqd._native import DraftRequest, Level, Rows, Sequence, testing
 from specqd.model.model import MAX_ROWS, Machine, Model
 from support.subjects import Request, Subject
 
@@ -109,6 +109,7 @@ class Decoding:
         self._sequences: dict[int, Sequence] = {}
         self._chance = random.Random(f"{feeding} {requests}")
         self._patience = [cycle(request.patience or (1 << 20,)) for request in requests]
+        self._part_sizes = cycle(PART_SIZES)
 
     def run(self) -> list[Trace]:
         """Decodes all requests to their ends; returns traces in the order of the requests."""
@@ -127,15 +128,23 @@ class Decoding:
         return self.traces
 
     def _advance(self) -> None:
-        """One round of every running request."""
-        running = list(self._sequences)
-        left = {i: self.requests[i].new_tokens - len(self.traces[i].emissions) for i in running}
-        most = {i: min(left[i], next(self._patience[i])) for i in running}
-        steps = self.level.advance([DraftRequest(self._sequences[i], most[i]) for i in running])
+        """One round of every running request; some may only read a part of their prompts."""
+        left = {
+            i: self.requests[i].new_tokens - len(self.traces[i].emissions) for i in self._sequences
+        }
+        asked, running = [], []
+        for i, sequence in self._sequences.items():
+            unread = self.level.num_unread(sequence)
+            reads = min(unread, next(self._part_sizes)) if self.feeding == "parts" else unread
+            asked.append(DraftRequest(sequence, min(left[i], next(self._patience[i])), reads=reads))
+            if reads == unread:
+                running.append(i)
+        advanced = zip(self._sequences, self.level.advance(asked), strict=True)
+        steps = [step for i, step in advanced if i in running]
         logits = read_logits(self.level.model)
-        self._count(steps, len(logits))
         for i, step in zip(running, steps, strict=True):
             assert step.tokens, "no token was sampled"
+            self.drafted.count(step.drafted, len(step.tokens) - 1)
             for row, token in enumerate(step.tokens, step.row):
                 self.traces[i].emissions.append(self._emission(token, logits[row]))
             self._sequences[i].tokens.extend(step.tokens)
@@ -158,22 +167,10 @@ class Decoding:
         logprobs = _native.log_softmax(logits, self.level.model.machine.isa)
         return Emission(token, digest(logits), digest(logprobs))
 
-    def _count(self, steps: SequenceOf[Proposal], rows: int) -> None:
-        ends = [*(step.row for step in steps[1:]), rows]
-        for step, end in zip(steps, ends, strict=True):
-            self.drafted.count(end - step.row - 1, len(step.tokens) - 1)
-
 
 def feed(model: Model, sequence: Sequence, feeding: str) -> None:
     """Puts part of a new sequence's prompt into the cache; its level prefills the rest."""
-    if feeding == "parts":
-        context, start = model.context(sequence), 0
-        sizes = cycle(PART_SIZES)
-        while start < sequence.prompt_length - 1:
-            part = sequence.tokens[start : min(start + next(sizes), sequence.prompt_length - 1)]
-            model.forward([Rows(context, start, part, 0)])
-            start += len(part)
-    elif feeding in ("adopted", "forked"):
+    if feeding in ("adopted", "forked"):
         twin = Sequence(list(sequence.tokens), _native.Sampler(), sequence.prompt_length)
         # The state of a recurrent layer is saved where the tokens before it are known to stay.
         leaves_state = not model.cache.has_states or sequence.prompt_length % 2 == 1

@@ -185,8 +185,13 @@ class Engine:
         starts from the pages of that one."""
         while True:
             readings = self._prompts.plan(self.scheduler.running)
-            waited = [each.generation for each in readings if each.generation not in admitted]
-            if not any([self.scheduler.share_again(each) for each in waited if not each.count]):
+            waited = [
+                each.generation
+                for each in readings
+                if not each.generation.count and each.generation not in admitted
+            ]
+            gains = [self.scheduler.share_again(each) for each in waited]
+            if not any(gains):
                 return readings
 
     def _requests(self, readings: SequenceOf[Reading]) -> list[DraftRequest]:
