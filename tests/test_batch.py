@@ -11,6 +11,7 @@ import pytest
 
 from specqd import LLM, SamplingParams
 from specqd.errors import RequestError
+from specqd.extras import install_command
 from specqd.openai.batch import answer_batch, open_answers, read_batch
 from support.batches import TEMPLATE, answer_file, answers_by_id, random_requests, request
 from support.faults import PANIC_TEXT, add_panics
@@ -149,7 +150,7 @@ def test_batches_do_not_need_the_servers_packages(
     monkeypatch.setitem(sys.modules, "llguidance", None)
     monkeypatch.delitem(sys.modules, "specqd.openai.grammar", raising=False)
     form = request("a", response_format={"type": "json_object"})
-    with pytest.raises(RequestError, match=re.escape("pip install 'specqd[serve]'")):
+    with pytest.raises(RequestError, match=re.escape(install_command("serve"))):
         answer_file(llm, write(tmp_path / "in.jsonl", [form]), tmp_path / "out.jsonl")
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("llm", reason="llm is not installed: pip install specqd[llm]")
+pytest.importorskip("llm", reason="needs the extra llm")
 
 import llm
 

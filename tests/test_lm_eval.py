@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install specqd[eval]")
+pytest.importorskip("lm_eval", reason="needs the extra eval")
 
 from specqd import LLM, SamplingParams
 from specqd.errors import ConfigError, RequestError

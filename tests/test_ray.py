@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from specqd.errors import RequestError
+from specqd.extras import install_command
 from support.batches import answer_file, line
 from support.command_line import Refuse
 from support.refusals import refused
@@ -55,7 +56,7 @@ def test_the_error_of_batches_without_ray_says_what_to_install(
     source = tmp_path / "in.jsonl"
     source.write_text("")
     problem = refuse("batch", source, "-o", tmp_path / "out.jsonl", "--ray", "auto")
-    assert problem == "--ray needs ray; pip install 'specqd[ray]'"
+    assert problem == f"--ray needs ray; {install_command('ray')}"
 
 
 # --- With Ray ------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 
 from specqd.bench.levels import Comparison, Summary
 from specqd.errors import RequestError
+from specqd.extras import install_command
 
 _DRAFTS = "#1a7f37"
 _LIMIT = "#0b69a3"
@@ -16,7 +17,7 @@ _FEWEST = 10  # proposals that reached a position; fewer are not plotted
 def require_matplotlib() -> None:
     """Raises RequestError if matplotlib is missing."""
     if find_spec("matplotlib") is None:
-        raise RequestError("plots need matplotlib; install it with pip install 'specqd[bench]'")
+        raise RequestError(f"plots need matplotlib; {install_command('bench')}")
 
 
 def draw(path: Path, comparison: Comparison) -> None:

@@ -21,6 +21,7 @@ from specqd.cli.options import (
 )
 from specqd.cli.terminal import ProgressBar, one_line, say
 from specqd.errors import RequestError
+from specqd.extras import install_command
 
 if TYPE_CHECKING:
     from specqd.openai.batch import Answers, Batch
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
 @click.option(
     "--ray",
     metavar="ADDRESS",
-    help="Use the workers of this Ray cluster; `auto`: the one of this machine. Needs specqd[ray].",
+    help="Use the workers of this Ray cluster; `auto`: the one of this machine. Needs the extra "
+    "`ray`.",
 )
 @click.option(
     "--workers",
@@ -77,7 +79,7 @@ def batch(
     from specqd.openai.batch import open_answers, read_batch
 
     if ray is not None and find_spec("ray") is None:
-        raise RequestError("--ray needs ray; pip install 'specqd[ray]'")
+        raise RequestError(f"--ray needs ray; {install_command('ray')}")
     if workers is not None and ray is None:
         raise click.UsageError("--workers counts copies in a Ray cluster; name it by --ray ADDRESS")
     if ray is not None and machine.numa != "auto":

@@ -230,7 +230,7 @@ def _stage_lines(times: "ForwardTimes") -> list[str]:
 @temperatures_option
 @machine_options
 @json_option
-@click.option("--plot", type=OUT_FILE, help="Also plot the results; needs specqd[bench].")
+@click.option("--plot", type=OUT_FILE, help="Also plot the results; needs the extra `bench`.")
 def levels(
     model: str | None,
     prompts_file: Path,

@@ -19,6 +19,7 @@ from specqd.cli.options import (
 )
 from specqd.cli.terminal import say
 from specqd.errors import RequestError
+from specqd.extras import install_command
 
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 
@@ -117,10 +118,10 @@ def serve(
     """Serve a model over OpenAI's HTTP API.
 
     Completions and chats, streamed or whole; a chat page at /, Prometheus metrics at /metrics.
-    Without --host, only this machine can connect. Needs specqd[serve].
+    Without --host, only this machine can connect. Needs the extra `serve`.
     """
     if missing := [name for name in NEEDED if find_spec(name) is None]:
-        raise RequestError(f"serving needs {', '.join(missing)}; pip install 'specqd[serve]'")
+        raise RequestError(f"serving needs {', '.join(missing)}; {install_command('serve')}")
     if "" in api_keys:
         raise click.UsageError("--api-key is empty; give a key, or drop the option")
     if not all(key.isascii() and key.isprintable() for key in api_keys):

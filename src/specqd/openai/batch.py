@@ -20,6 +20,7 @@ from specqd.engine.generation import Generation, MakeGrammar
 from specqd.engine.reports import chain_of
 from specqd.engine.updates import Update
 from specqd.errors import RequestError, SpecqdError, TokenizerError, naming_file, shown
+from specqd.extras import install_command
 from specqd.formats.sync import sync
 from specqd.llm import LLM
 from specqd.openai.answers import Answer, Json, Reply, Usage, form_of
@@ -299,7 +300,7 @@ def _grammar_of(llm: LLM, batch: Batch) -> GrammarOf | None:
         from specqd.openai.grammar import JsonGrammars
     except ImportError as error:
         raise RequestError(
-            f"{batch.path}: response_format and tools need llguidance; pip install 'specqd[serve]'"
+            f"{batch.path}: response_format and tools need llguidance; {install_command('serve')}"
         ) from error
     eos = sorted(llm.engine.eos_token_ids)
     return JsonGrammars(llm.tokenizer, llm.model.vocabulary, eos).of_request

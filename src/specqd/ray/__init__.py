@@ -1,6 +1,6 @@
 """Runs on several machines: the server as a Ray Serve application, and batches with Ray Data.
 
-Needs the extra `specqd[ray]`. Only `specqd batch --ray` imports this package; nothing else knows
+Needs the extra `ray`. Only `specqd batch --ray` imports this package; nothing else knows
 Ray.
 """
 

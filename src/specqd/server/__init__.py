@@ -1,4 +1,4 @@
 """An HTTP server with OpenAI's and Anthropic's APIs for one engine. Answers can be streamed.
 
-Needs the extra `specqd[serve]`. Owns transport. Knows nothing of drafts or weights.
+Needs the extra `serve`. Owns transport. Knows nothing of drafts or weights.
 """
