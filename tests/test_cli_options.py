@@ -205,13 +205,14 @@ def test_penalties_reach_the_sampler(small_model: Path, run: Run) -> None:
         assert name != "repetition" or text != plain
 
 
-def test_more_threads_than_cores_are_told(
+def test_the_command_line_caps_threads_at_the_usable_cores(
     small_model: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_native, "usable_threads", lambda: 1)
+    monkeypatch.setattr(_native, "usable_threads", lambda: 2)
     command = ("generate", small_model, "-p", "ab", "-n", "2", "--threads")
-    assert "note: --threads 2: 1 cores are usable" in run(*command, "2")[2]
-    assert "note" not in run(*command, "1")[2]
+    note = "note: --threads 999: there are only 2 usable cores, so 2 threads run\n"
+    assert run(*command, "999")[2].count(note) == 1
+    assert "note" not in run(*command, "2")[2]
 
 
 def test_what_is_piped_stands_before_the_prompt(small_model: Path) -> None:

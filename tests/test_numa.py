@@ -69,6 +69,7 @@ def test_drafted_text_is_the_same_on_all_nodes(
     root = write_sysfs(tmp_path / "sys", {i: (str(i), 9) for i in range(4)})
     topology = testing.topology(root, {0, 1, 2, 3}, ALL)
     monkeypatch.setattr(_native, "topology", lambda: topology)
+    monkeypatch.setattr(_native, "usable_threads", lambda: 4)
     for mode, nodes in [("auto", 4), ("replicate", 4)]:
         llm = LLM(directory, "fp4:k=2", 4, numa=mode)
         assert len(llm.model.machine.pool.nodes) == nodes
@@ -219,6 +220,7 @@ def test_inspect_shows_nodes(
     root = write_sysfs(tmp_path, {0: ("0", 1 << 20), 2: ("1023", 1 << 21), 5: ("", 9)})
     topology = testing.topology(root, {0, 1023}, ALL)
     monkeypatch.setattr(_native, "topology", lambda: topology)
+    monkeypatch.setattr(_native, "usable_threads", lambda: 2)
     arguments = ("inspect", small_model, "--threads", "2")
     machine = json.loads(run(*arguments, "--numa", "replicate", "--json")[1])["machine"]
     assert machine["numa"] == "replicate"

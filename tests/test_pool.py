@@ -128,8 +128,10 @@ def test_threads_that_cannot_be_started_are_an_error_and_those_started_end() -> 
     """Without address space for their stacks, the system starts only some of the threads."""
     code = """
 import os, resource
+from specqd import _native
 from specqd.errors import MachineError
 from specqd.model.model import Machine
+_native.usable_threads = lambda: 200
 status = open("/proc/self/status").read()
 [used] = [int(line.split()[1]) << 10 for line in status.splitlines() if line[:7] == "VmSize:"]
 stack = resource.getrlimit(resource.RLIMIT_STACK)[0]
@@ -158,7 +160,8 @@ print(Machine.choose(200).pool.threads)
 
 FORKING = """
 import os, signal, sys
-from specqd import LLM, SamplingParams
+from specqd import LLM, SamplingParams, _native
+_native.usable_threads = lambda: 3
 llm = LLM(sys.argv[1], threads=3)
 params = SamplingParams(max_tokens=12, temperature=0)
 expected = llm.generate([[65, 66]], params)[0].tokens

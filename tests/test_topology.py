@@ -10,7 +10,7 @@ import pytest
 from specqd import _native
 from specqd._native import testing
 from specqd.errors import SpecqdWarning
-from specqd.model.numa import divide, make_pool
+from specqd.model.numa import NUMA, divide, make_pool
 from support.command_line import Run
 from support.numa import pool_of, write_sysfs
 from support.random_models import Shape
@@ -131,7 +131,8 @@ def test_threads_are_divided_by_cores(tmp_path: Path, rng: np.random.Generator) 
             assert abs(counts.get(node.id, 0) - threads * node.cores / 16) < 1
 
 
-def test_modes_choose_nodes(tmp_path: Path) -> None:
+def test_modes_choose_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "usable_threads", lambda: 8)
     root = write_sysfs(tmp_path, {4: ("0", 9), 7: ("1-3", 9)})
     topology = testing.topology(root, {0, 1, 2, 3}, ALL)
     assert make_pool(8, "auto", topology).nodes == [(4, 2), (7, 6)]
@@ -147,8 +148,23 @@ def test_modes_choose_nodes(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("mode", NUMA)
+def test_no_mode_starts_more_threads_than_usable_cores(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_native, "usable_threads", lambda: 3)
+    root = write_sysfs(tmp_path, {4: ("0", 9), 7: ("1-2", 9)})
+    topology = testing.topology(root, {0, 1, 2}, ALL)
+    note = "^threads 999: there are only 3 usable cores, so 3 threads run$"
+    with pytest.warns(SpecqdWarning, match=note):
+        assert make_pool(999, mode, topology).threads == 3
+
+
 @pytest.mark.parametrize("mode", ["spread", "replicate"])
-def test_one_node_says_that_nothing_is_spread(mode: str, tmp_path: Path) -> None:
+def test_one_node_says_that_nothing_is_spread(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_native, "usable_threads", lambda: 2)
     topology = testing.topology(str(tmp_path), {0}, ALL)
     with pytest.warns(SpecqdWarning, match=f"^numa {mode}: there is one usable NUMA node"):
         assert len(make_pool(2, mode, topology).nodes) == 1

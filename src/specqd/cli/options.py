@@ -1,7 +1,6 @@
 """Arguments and options that several commands share."""
 
 import re
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -12,7 +11,6 @@ import click
 from click.shell_completion import CompletionItem
 
 from specqd.cli.command import Model, Option, keep_model
-from specqd.errors import SpecqdWarning
 
 if TYPE_CHECKING:
     from specqd.model.model import Machine
@@ -156,8 +154,7 @@ def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
         also=("-t",),
         type=int,
         metavar="N",
-        callback=_threads,
-        help="Threads. Default: all usable cores.",
+        help="Threads. Default, and at most: all usable cores.",
     )
     isa = option("--isa", type=click.Choice(_ISAS), help="Instruction set. Default: the fastest.")
     numa = option(
@@ -168,21 +165,6 @@ def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "all, also those of packed models. replicate: copy them to each.",
     )
     return threads(isa(numa(with_machine)))
-
-
-def _threads(context: click.Context, parameter: click.Parameter, count: int | None) -> int | None:
-    """Warns if there are more threads than usable cores. The core refuses numbers out of range."""
-    if count is not None and 1 < count <= 1024 and not context.resilient_parsing:
-        from specqd import _native
-
-        if count > (usable := _native.usable_threads()):
-            warnings.warn(
-                f"--threads {count}: {usable} cores are usable, and more threads than cores are "
-                "slower",
-                SpecqdWarning,
-                stacklevel=2,
-            )
-    return count
 
 
 def draft_option(command: Command) -> Command:

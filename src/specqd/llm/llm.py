@@ -47,7 +47,7 @@ class LLM:
     draft: `auto`, `none`, or a chain of drafts, outermost first, such as
         `["fp4", "./small", "ngram"]`. A draft is `fp4`, `mxfp4`, `MODEL[:bf16|:fp4|:mxfp4]`,
         `head:DIR[:bf16|:fp4]`, `mtp[:bf16|:fp4]` or `ngram[:FILE]`, each with an optional `:k=N`.
-    threads: threads of the native core; None: one per usable core.
+    threads: threads of the native core; None: one per usable core, which is also the most.
     isa: the instruction set to use; None: the fastest.
     precision: `exact`, or `fp4` to generate from the 4-bit weights only (not lossless).
     cache_positions: tokens in the KV cache, over all sequences; None: four contexts, if they fit.

@@ -57,7 +57,9 @@ class Machine:
     def choose(
         cls, threads: int | None = None, isa: str | None = None, numa: str = "auto"
     ) -> "Machine":
-        """Takes all usable cores and the fastest instruction set by default; `make_pool` has numa.
+        """Takes all usable cores and the fastest instruction set by default.
+
+        `make_pool` describes `threads` and `numa`.
 
         Raises MachineError for anything that this machine does not have.
         """

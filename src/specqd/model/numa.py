@@ -17,6 +17,9 @@ def make_pool(
 ) -> _native.Pool:
     """A pool of `threads` threads, by default one per usable core. Raises MachineError.
 
+    There is at most one thread per usable core; a warning says so if more are requested. More would
+    be slower, because each part of a forward waits for the last thread.
+
     `numa` is one of:
     one: threads run on one node only.
     spread: weights are divided among the nodes.
@@ -29,6 +32,10 @@ def make_pool(
         raise MachineError("choose a number from 1 to 1024", "threads", str(threads))
     topology = topology or _native.topology()
     usable = _native.usable_threads()
+    if threads is not None and threads > usable:
+        problem = f"there are only {usable} usable cores, so {usable} threads run"
+        warnings.warn(SpecqdWarning(problem, "threads", str(threads)), stacklevel=2)
+        threads = usable
     if len(topology.nodes) == 1:
         if numa in ("spread", "replicate"):
             problem = "there is one usable NUMA node, so it changes nothing"
