@@ -194,17 +194,17 @@ def test_a_tokenizer_that_panics_fails_only_its_own_requests(tmp_path: Path, see
 
 def test_a_lone_surrogate_gets_an_error_as_answer(tmp_path: Path, llm: LLM) -> None:
     half = "\ud83d"
-    chat = {"messages": [{"role": half, "content": "x"}]}
+    chat = {"messages": [{"role": "user", "content": half}]}
     requests = [
         request("salt", cache_salt=half),
-        request("role", "/v1/chat/completions", **chat),
+        request("chat", "/v1/chat/completions", **chat),
         request("prompt", prompt=half),
         request(f"{half} in the id"),
     ]
     source, out = write(tmp_path / "in.jsonl", requests), tmp_path / "out.jsonl"
     assert answer_file(llm, source, out) == 3
     statuses = {name: each["response"]["status_code"] for name, each in answers_by_id(out).items()}
-    assert statuses == {"salt": 400, "role": 400, "prompt": 400, f"{half} in the id": 200}
+    assert statuses == {"salt": 400, "chat": 400, "prompt": 400, f"{half} in the id": 200}
     assert answer_file(llm, source, out) == 0  # all are answered
 
 

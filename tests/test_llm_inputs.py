@@ -14,7 +14,7 @@ import pytest
 
 import specqd
 from specqd import LLM, SamplingParams
-from specqd.errors import RequestError, SpecqdError
+from specqd.errors import FieldError, RequestError, SpecqdError
 from specqd.llm.peers import OF_GENERATE, OF_LLM
 from support.fixtures import an_llm
 from support.refusals import refused
@@ -32,6 +32,21 @@ def test_arguments_may_have_vllms_names(llm: LLM, chat_model: Path) -> None:
         assert other.generate("ab", sampling_params=SHORT)[0].completions == expected
     answer = llm.chat(messages=MESSAGES, sampling_params=SHORT, chat_template_kwargs={"x": 1})
     assert answer.completions == llm.chat(MESSAGES, SHORT, x=1).completions
+
+
+def test_a_message_needs_a_known_role(llm: LLM) -> None:
+    for message in ({"role": "banana", "content": "Hi"}, {"content": "Hi"}, {"role": ["user"]}):
+        said = refused(FieldError, llm.chat, [*MESSAGES, message], SHORT)
+        assert said.startswith("messages[1].role: is ")
+        assert said.endswith("; use one of system, developer, user, assistant, tool")
+
+
+def test_a_developers_message_is_a_system_message(llm: LLM) -> None:
+    system, developer = (
+        llm.encode_chat([{"role": role, "content": "Be brief."}, *MESSAGES], None, {})
+        for role in ("system", "developer")
+    )
+    assert system == developer
 
 
 def test_results_may_be_read_by_vllms_names(llm: LLM) -> None:

@@ -353,7 +353,8 @@ def test_the_error_for_a_bad_completion_names_its_field(
         ("messages[0].tool_calls[0]", {"messages": [{"role": "assistant", "tool_calls": [{}]}]}),
         ("messages", {"messages": []}),
         ("messages", {"messages": "Hi"}),
-        ("messages[0]", {"messages": [{"content": "Hi"}]}),
+        ("messages[0].role", {"messages": [{"content": "Hi"}]}),
+        ("messages[0].role", {"messages": [{"role": 3, "content": "Hi"}]}),
         ("messages[0]", {"messages": ["Hi"]}),
         ("messages[0].content", {"messages": [{"role": "user", "content": 3}]}),
         ("messages[0].content[0]", {"messages": [{"role": "user", "content": [{"type": "x"}]}]}),
@@ -392,6 +393,12 @@ def test_the_error_for_an_unknown_field_suggests_a_similar_name(field: str, reme
     with pytest.raises(FieldError) as raised:
         chat_request({"messages": MESSAGES, field: 1})
     assert str(raised.value).endswith(f"this field is not known; {remedy}")
+
+
+def test_the_error_for_an_unknown_role_names_the_known_ones() -> None:
+    said = refused(FieldError, chat_request, {"messages": [{"role": "banana", "content": "Hi"}]})
+    known = "system, developer, user, assistant, tool"
+    assert said == f"messages[0].role: is 'banana'; use one of {known}"
 
 
 @pytest.mark.parametrize("role", ["user", "system", "developer", "tool"])

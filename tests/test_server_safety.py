@@ -15,7 +15,7 @@ from specqd.cli import main
 from specqd.extras import install_command
 from support.command_line import Refuse, Run
 from support.fixtures import a_model, a_server
-from support.openai_client import CHAT, COMPLETIONS
+from support.openai_client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from support.random_models import Shape, make_model
 from support.served import TEMPLATE, Served, add_template, serving
 
@@ -189,6 +189,19 @@ def test_malformed_bodies_are_400_in_one_line(served: Served, body: bytes, says:
     assert says in reply.error["message"]
     assert "\n" not in reply.error["message"]
     assert set(reply.error) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    "path", [CHAT, "/tokenize", RESPONSES, MESSAGES, f"{MESSAGES}/count_tokens"]
+)
+def test_an_unknown_role_is_400_and_names_the_known_ones(served: Served, path: str) -> None:
+    message = {"role": "banana", "content": "Hi"}
+    most = {"max_tokens": 9} if path == MESSAGES else {}
+    body = {"input": [message]} if path == RESPONSES else {"messages": [message]}
+    reply = served.ask("POST", path, body | most)
+    assert reply.status == 400, reply.body
+    assert "[0].role: is 'banana'; " in reply.error["message"]
+    assert all(role in reply.error["message"] for role in ("system", "user", "assistant"))
 
 
 def test_a_lone_surrogate_in_a_message_is_400_and_a_pair_is_not(served: Served) -> None:

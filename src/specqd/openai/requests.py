@@ -25,6 +25,7 @@ from specqd.openai.options import (
 from specqd.openai.tool_calls import CallForm, ToolUse, call_form
 from specqd.sampling import Defaults, SamplingParams
 from specqd.text.channels import has_channels
+from specqd.text.chat_template import role_of
 from specqd.text.tokenizer import Tokenizer
 
 MOST_PROMPTS = 256
@@ -260,9 +261,9 @@ def _message(name: str, message: object) -> Message:
 
     Other members are passed on.
     """
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+    if not isinstance(message, dict):
         raise FieldError(name, f"{shown(message)} is not an object with a role")
-    role = "system" if message["role"] == "developer" else message["role"]
+    role = role_of(name, message)
     if message.get("tool_calls") is not None:
         calls = openai_tools.calls_of(f"{name}.tool_calls", message["tool_calls"])
         message = {**message, "tool_calls": calls}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from specqd.errors import ChatTemplateError, RequestError
+from specqd.errors import ChatTemplateError, FieldError, RequestError, shown
 from specqd.text.template_process import (
     CPU_SECONDS,
     TemplateFailureError,
@@ -19,6 +19,7 @@ from specqd.text.template_process import (
     template_process,
 )
 
+ROLES = ("system", "developer", "user", "assistant", "tool")
 REASONING = ("reasoning_content", "thinking", "reasoning")  # synonyms; the first is the usual one
 
 
@@ -77,11 +78,24 @@ class ChatTemplate:
         return ChatTemplateError(self._origin, problem)
 
 
+def role_of(where: str, message: Mapping[str, Any]) -> str:
+    """Returns the role that templates know: a developer's message is a system message.
+
+    Raises FieldError for an unknown role: most templates would print it, but no model knows it.
+    where: names the message in the error.
+    """
+    role = message.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        found = "is missing" if role is None else f"is {shown(role)}"
+        raise FieldError(f"{where}.role", f"{found}; use one of {', '.join(ROLES)}")
+    return "system" if role == "developer" else role
+
+
 def visible_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Returns the messages as plain data without None, with reasoning under its usual names.
 
     Templates handle a missing key, but print `content: null` as "None". Raises RequestError for
-    messages that are not mappings of plain data.
+    messages that are not mappings of plain data, FieldError for an unknown role.
     """
     if not messages:
         raise RequestError("messages: the list is empty; give at least one message")
@@ -95,6 +109,7 @@ def visible_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
         plain = plain_data(
             {key: value for key, value in message.items() if value is not None}, where
         )
+        plain["role"] = role_of(where, plain)
         reasoning = next((plain[name] for name in REASONING if name in plain), None)
         if reasoning is not None:
             plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
