@@ -159,12 +159,11 @@ def test_screen_readers_hear_the_finished_answer_once(browser: Any, served: Serv
 
 def test_an_error_is_shown_and_the_prompt_is_kept(browser: Any, served: Served) -> None:
     with visiting(browser, served.url) as visit:
-        visit.set(max_tokens=8191)
-        visit.send("one two three")
-        assert (
-            "the context has 8192; request at most" in visit.page.locator(".problem").text_content()
-        )
-        assert visit.page.locator("#prompt").input_value() == "one two three"
+        long = "one two three " * 3000
+        visit.send(long)
+        problem = visit.page.locator(".problem").text_content()
+        assert "the context has 8192; shorten the prompt" in problem
+        assert visit.page.locator("#prompt").input_value() == long
 
 
 def test_a_long_prompt_gets_as_many_tokens_as_fit(browser: Any, served: Served) -> None:

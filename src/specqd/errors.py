@@ -68,7 +68,7 @@ class FieldError(RequestError):
 
 
 class TooLongError(RequestError):
-    """A prompt, alone or with its new tokens, does not fit into the context or the cache."""
+    """A prompt leaves no room for a new token in the context or the cache."""
 
 
 class MachineError(SpecqdError):

@@ -48,8 +48,11 @@ class Defaults(Protocol):
 class SamplingParams:
     """How to sample tokens, and when to stop. Raises FieldError for a value out of range.
 
+    max_tokens is an upper bound: a text also ends, with the finish_reason "length", at the end of
+    the context or of the room that the KV cache has for one sequence. So it does over HTTP.
+
     None means the model's default for temperature, top_p, top_k, min_p and repetition_penalty; no
-    limit except the context for max_tokens; a random seed for seed; and no log-probabilities for
+    bound of its own for max_tokens; a random seed for seed; and no log-probabilities for
     logprobs and prompt_logprobs (0 gives those of the sequence's own tokens). Temperature 0 is
     greedy. The repetition penalty counts tokens of the prompt and the output, the other two
     penalties those of the output.

@@ -54,8 +54,7 @@ def messages_request(body: object) -> ChatRequest:
         raise fields.wrong("max_tokens", f"a whole number from 1 to {MOST_INT32}")
     params = sampling_params(fields, most, None)
     stops = stops_of(fields, "stop_sequences")
-    # Clients must give max_tokens, and often give more than the context has room for.
-    chat = _chat(fields, replace(options_of(fields, most), new_tokens=1))
+    chat = _chat(fields, options_of(fields))
     if chat.messages[-1]["role"] == "assistant":
         raise FieldError("messages", "the last message is the assistant's; end with a user message")
     chat = replace(chat, params=replace(params, stop=stops))

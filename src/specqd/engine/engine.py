@@ -85,7 +85,7 @@ class Engine:
         Raises RequestError for a request that cannot be run, and then queues nothing.
         """
         for prompt in request.prompts:
-            self.check_length(len(prompt), request.new_tokens)
+            self.check_length(len(prompt))
             self._model.check_tokens(prompt)
         request.params.check_vocabulary(self._model.config.vocab_size)
         samples = [s for prompt in request.prompts for s in self._samples(prompt, request)]
@@ -93,17 +93,11 @@ class Engine:
         self.stats.prompt_tokens += sum(map(len, request.prompts))
         return samples
 
-    def check_length(self, prompt_tokens: int, new_tokens: int = 1) -> None:
-        """Raises TooLongError if context or cache have no room for the tokens."""
-        room = self.max_context - prompt_tokens
-        if room < 1:
+    def check_length(self, prompt_tokens: int) -> None:
+        """Raises TooLongError if context or cache have no room for the prompt and a new token."""
+        if prompt_tokens >= self.max_context:
             raise TooLongError(
                 f"the prompt has {prompt_tokens} tokens, and {self._limit}; shorten the prompt"
-            )
-        if new_tokens > room:
-            raise TooLongError(
-                f"the prompt has {prompt_tokens} tokens, {new_tokens} new ones are requested, and "
-                f"{self._limit}; request at most {room}"
             )
 
     def cancel(self, generation: Generation) -> None:

@@ -27,7 +27,6 @@ class GenerationRequest:
     cache_salt: only requests with the same salt share cached prompts, so response times reveal
         nothing about other prompts. Changes no bit.
     is_plain: drafts nothing, which is slower. Changes no bit.
-    new_tokens: the request is refused if a prompt leaves no room for this many.
     """
 
     prompts: SequenceOf[SequenceOf[int]]
@@ -35,7 +34,6 @@ class GenerationRequest:
     make_grammar: MakeGrammar | None = None
     cache_salt: str = ""
     is_plain: bool = False
-    new_tokens: int = 1
 
     @property
     def num_samples(self) -> int:

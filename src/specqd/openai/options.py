@@ -52,7 +52,6 @@ class Options:
     has_origins: bool = False  # show each token's text and the level that first proposed it
     has_progress: bool = False  # show the levels' work so far with each chunk
     is_plain: bool = False  # decode without drafts; the text is the same
-    new_tokens: int = 1  # that must fit into the context; 1 without max_tokens
 
     @property
     def has_rules(self) -> bool:
@@ -86,8 +85,8 @@ def sampling_params(fields: Fields, most: int | None, logprobs: int | None) -> S
     return params
 
 
-def options_of(fields: Fields, most: int | None) -> Options:
-    """Reads the shared options. most: new tokens, or None. Raises FieldError."""
+def options_of(fields: Fields) -> Options:
+    """Reads the shared options. Raises FieldError."""
     for name in WITHOUT_EFFECT:
         fields.text(name)
     fields.object("metadata")
@@ -117,7 +116,6 @@ def options_of(fields: Fields, most: int | None) -> Options:
         has_origins=fields.flag("return_origins"),
         has_progress=has_progress,
         is_plain=fields.text("draft") == "none",
-        new_tokens=most or 1,
     )
 
 

@@ -157,7 +157,6 @@ class Prepared:
             make_grammar,
             cache_salt,
             options.is_plain,
-            options.new_tokens,
         )
 
     @property
@@ -176,7 +175,7 @@ def completion_request(body: object) -> CompletionRequest:
     has_echo = fields.flag("echo")
     most = _most_tokens(fields, 0 if has_echo else 1)
     params = sampling_params(fields, _COMPLETION_TOKENS if most is None else max(most, 1), logprobs)
-    options = options_of(fields, most)
+    options = options_of(fields)
     if has_echo:
         params = replace(params, prompt_logprobs=logprobs)
     request = CompletionRequest(_prompts(fields), params, options, has_echo, most == 0)
@@ -198,7 +197,7 @@ def chat_request(body: object) -> ChatRequest:
     top = fields.whole("top_logprobs", 0, MOST_LOGPROBS)
     if top is not None and not has_logprobs:
         raise FieldError("top_logprobs", "needs logprobs: true")
-    tool_use, options = openai_tools.tool_use(fields), options_of(fields, most)
+    tool_use, options = openai_tools.tool_use(fields), options_of(fields)
     if tool_use is not None and tool_use.has_rules and fields.flag("ignore_eos"):
         raise FieldError("ignore_eos", "restricted text ends by itself; leave it out")
     request = ChatRequest(

@@ -74,7 +74,7 @@ def responses_request(body: object) -> ResponsesRequest:
     fields = Fields.of(body, _FIELDS)
     _check_stateless(fields)
     most = fields.whole("max_output_tokens", 1, MOST_INT32)
-    options = _with_schema(options_of(fields, most), fields)
+    options = _with_schema(options_of(fields), fields)
     request = ChatRequest(
         openai_tools.with_names(_messages(fields)),
         sampling_params(fields, most, None),

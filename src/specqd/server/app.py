@@ -123,7 +123,7 @@ class Service:
         self.check_model(api_request.options.model)
         prepared = await self.in_turn(body_size, lambda: Prepared.of(api_request, self.tokenizer))
         for prompt in prepared.prompts:  # before the grammar, which may take 1 s
-            self.engine.check_length(len(prompt), api_request.options.new_tokens)
+            self.engine.check_length(len(prompt))
         make_grammar = None
         if prepared.has_rules:
             make_grammar = await asyncio.to_thread(self.grammars.of_request, prepared)
