@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from support.refusals import refused
 MESSAGES = [{"role": "user", "content": "Hi"}]
 # Whole characters alone, so that each round has text.
 LONG = SamplingParams(max_tokens=400, temperature=0, ignore_eos=True, logit_bias={97: 100.0})
+TEXT = replace(LONG, max_tokens=20)
 SHORT = SamplingParams(max_tokens=2, temperature=0)
 
 llm = an_llm("chat_model", "fp4")
@@ -77,6 +79,24 @@ def test_calls_at_once_have_the_bits_that_they_have_alone(
             assert got.prompt_logprobs == expected.prompt_logprobs
             assert got.prompt_tokens == prompt
         assert several[i].completions == llm.generate([prompt], pair)[0].completions
+
+
+def test_a_loop_over_a_stream_goes_on_after_the_pieces_that_anext_gave(llm: LLM) -> None:
+    async def work(served: AsyncLLM) -> Any:
+        stream = served.stream([97, 98], TEXT)
+        assert repr(stream).startswith("AsyncStream(SamplingParams(max_tokens=20, ")
+        text = await anext(stream)
+        text += await anext(stream)
+        async for piece in stream:
+            text += piece
+        assert repr(stream).endswith(f", result={stream.result!r})")
+        other = served.stream([97, 98], replace(TEXT, max_tokens=1))
+        assert await anext(other) == "a"
+        for _ in range(2):
+            assert await anext(other, None) is None
+        return text
+
+    assert run(llm, work) == "a" * 20
 
 
 def test_a_chat_is_that_of_the_llm(llm: LLM, rng: np.random.Generator) -> None:

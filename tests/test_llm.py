@@ -1,6 +1,7 @@
 """The Python API, with the shipped model where text matters and a small random one elsewhere."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from signal import SIGINT, raise_signal
@@ -133,6 +134,31 @@ def test_leaving_a_stream_early_cancels_it(llm: LLM) -> None:
     assert stream.result is not None
     assert stream.result.completions[0].finish_reason == "cancelled"
     assert len(stream.result.tokens) < 400
+
+
+def test_a_loop_over_a_stream_goes_on_after_the_pieces_that_next_gave(llm: LLM) -> None:
+    stream = llm.stream(PROMPT, GREEDY)
+    text = next(stream) + next(stream)
+    assert text + "".join(stream) == llm.generate(PROMPT, GREEDY)[0].text
+    assert stream.result is not None
+    other = llm.stream(PROMPT, replace(GREEDY, max_tokens=1))
+    assert next(other)
+    assert [next(other, None), next(other, None)] == [None, None]
+
+
+def test_a_stream_shows_its_parameters_and_its_result(llm: LLM) -> None:
+    stream = llm.stream(PROMPT, GREEDY)
+    assert repr(stream).startswith("Stream(SamplingParams(max_tokens=40, temperature=0")
+    assert repr(stream).endswith("), result=None)")
+    list(stream)
+    assert repr(stream).endswith(f"), result={stream.result!r})")
+
+
+def test_help_shows_only_what_users_call() -> None:
+    members = {name for name in dir(LLM) if not name.startswith("_")}
+    calls = {"generate", "stream", "chat", "stream_chat", "logprobs", "encode", "decode"}
+    assert members == calls | {"close", "with_draft", "model", "engine"}
+    assert all(getattr(LLM, name).__doc__ for name in members)
 
 
 def test_streams_may_be_read_in_turns_and_around_other_calls(llm: LLM) -> None:

@@ -43,7 +43,7 @@ def test_a_message_needs_a_known_role(llm: LLM) -> None:
 
 def test_a_developers_message_is_a_system_message(llm: LLM) -> None:
     system, developer = (
-        llm.encode_chat([{"role": role, "content": "Be brief."}, *MESSAGES], None, {})
+        llm.chat([{"role": role, "content": "Be brief."}, *MESSAGES], SHORT).prompt_tokens
         for role in ("system", "developer")
     )
     assert system == developer

@@ -15,7 +15,7 @@ from specqd.engine.reports import Stats
 from specqd.engine.thread import EngineThread, Job
 from specqd.engine.updates import Update
 from specqd.errors import RequestError
-from specqd.llm.inputs import Messages, Prompt, prompts_of
+from specqd.llm.inputs import Messages, Prompt, chat_prompt, params_of, prompts_of
 from specqd.llm.llm import LLM
 from specqd.llm.results import Completion, Result
 from specqd.sampling import SamplingParams
@@ -36,9 +36,9 @@ class _Running:
 
 
 class AsyncStream:
-    """An async iterable of pieces of text; sets `result` at the end.
+    """An async iterator over pieces of text; sets `result` at the end.
 
-    Leaving the loop early cancels the request before the next round; `result` stays None.
+    Leaving a loop over it early cancels the request before the next round; `result` stays None.
     """
 
     def __init__(
@@ -47,9 +47,22 @@ class AsyncStream:
         self._llm = llm
         self._encode = encode
         self._params = replace(params, n=1)
+        self._begun: AsyncIterator[str] | None = None  # by `anext`
         self.result: Result | None = None
 
-    async def __aiter__(self) -> AsyncIterator[str]:
+    def __repr__(self) -> str:
+        return f"AsyncStream({self._params!r}, result={self.result!r})"
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        """Iterates over the rest of a request that `anext` began, or over a new request."""
+        begun, self._begun = self._begun, None
+        return begun or self._pieces()
+
+    async def __anext__(self) -> str:
+        self._begun = self._begun or self._pieces()
+        return await anext(self._begun)
+
+    async def _pieces(self) -> AsyncIterator[str]:
         prompt, params = await asyncio.to_thread(self._encode), self._params
         parts: list[Update] = []
         async with self._llm._running([prompt], params, is_streamed=True) as running:
@@ -105,13 +118,13 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
     ) -> list[Result]:
         """Completes one prompt or several. The results are in the order of the prompts."""
-        params, many = self.llm.resolved(sampling_params), prompts_of(prompts)
+        params, many = params_of(sampling_params, self.llm.defaults), prompts_of(prompts)
         encoded = await asyncio.to_thread(lambda: [self.llm.encode(each) for each in many])
         return await self._whole(encoded, params)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> AsyncStream:
         """Completes one prompt piece by piece."""
-        params = self.llm.resolved(sampling_params)
+        params = params_of(sampling_params, self.llm.defaults)
         return AsyncStream(self, lambda: self.llm.encode(prompt), params)
 
     async def chat(
@@ -123,9 +136,9 @@ class AsyncLLM:
         **template_variables: Any,
     ) -> Result:
         """Answers a conversation, with the arguments of `LLM.chat`."""
-        params = self.llm.resolved(sampling_params)
+        params = params_of(sampling_params, self.llm.defaults)
         prompt = await asyncio.to_thread(
-            self.llm.encode_chat, messages, chat_template_kwargs, template_variables
+            chat_prompt, self.llm.tokenizer, messages, chat_template_kwargs, template_variables
         )
         [result] = await self._whole([prompt], params)
         return result
@@ -139,10 +152,10 @@ class AsyncLLM:
         **template_variables: Any,
     ) -> AsyncStream:
         """Answers a conversation piece by piece, with the arguments of `LLM.chat`."""
-        params, llm = self.llm.resolved(sampling_params), self.llm
+        params, tokenizer = params_of(sampling_params, self.llm.defaults), self.llm.tokenizer
         return AsyncStream(
             self,
-            lambda: llm.encode_chat(messages, chat_template_kwargs, template_variables),
+            lambda: chat_prompt(tokenizer, messages, chat_template_kwargs, template_variables),
             params,
         )
 

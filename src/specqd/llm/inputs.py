@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from specqd.errors import FieldError, shown
-from specqd.sampling import SamplingParams
+from specqd.sampling import Defaults, SamplingParams
+from specqd.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -16,16 +17,16 @@ Messages = Sequence[Mapping[str, Any]]
 _SAMPLING = frozenset(each.name for each in fields(SamplingParams))
 
 
-def checked_params(sampling_params: object) -> SamplingParams:
-    """The parameters; raises FieldError for another type."""
+def params_of(sampling_params: object, defaults: Defaults) -> SamplingParams:
+    """The parameters, completed with the model's defaults; raises FieldError for another type."""
     if sampling_params is None:
-        return SamplingParams()
+        return SamplingParams().resolved(defaults)
     if not isinstance(sampling_params, SamplingParams):
         raise FieldError(
             "sampling_params",
             f"{shown(sampling_params)} is not a SamplingParams; write SamplingParams(max_tokens=9)",
         )
-    return sampling_params
+    return sampling_params.resolved(defaults)
 
 
 def token_ids(name: str, value: object) -> list[int]:
@@ -60,7 +61,19 @@ def messages_of(messages: object) -> Messages:
     return messages
 
 
-def template_variables(given: object, words: Mapping[str, Any]) -> dict[str, Any]:
+def chat_prompt(
+    tokenizer: Tokenizer,
+    messages: object,
+    chat_template_kwargs: object,
+    template_variables: Mapping[str, Any],
+) -> list[int]:
+    """The token ids of a conversation's prompt. The last two arguments hold variables of the
+    template. Raises RequestError for messages or variables that it does not take."""
+    variables = _variables(chat_template_kwargs, template_variables)
+    return tokenizer.chat(messages_of(messages), **variables)
+
+
+def _variables(given: object, words: Mapping[str, Any]) -> dict[str, Any]:
     """Variables of a chat template: those of vLLM's argument, and keyword arguments.
 
     Raises FieldError if a keyword is a sampling parameter, because it would have no effect.

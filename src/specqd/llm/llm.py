@@ -55,6 +55,7 @@ class LLM:
         determines the KV cache's size and the factors of LongRoPE.
     numa: `one` uses one NUMA node, `spread` divides the weights among all nodes, `replicate` copies
         them to each; `auto` spreads. With one node these are the same.
+    progress: called while the weights load, with the bytes loaded so far and those of all.
     """
 
     @peers.refuses(peers.OF_LLM)
@@ -104,14 +105,16 @@ class LLM:
 
     @property
     def model(self) -> Model:
-        """Raises RequestError after `close`."""
+        """The loaded model: its configuration, weights and KV cache. Raises RequestError after
+        `close`."""
         if self._model is None:
             raise self._is_closed()
         return self._model
 
     @property
     def engine(self) -> Engine:
-        """Raises RequestError after `close`."""
+        """What runs the requests: the chain of levels, the queue and its counts. Raises
+        RequestError after `close`."""
         if self._engine is None:
             raise self._is_closed()
         return self._engine
@@ -164,7 +167,7 @@ class LLM:
         """Completes one prompt or several, each a text or token ids. The results are in the order
         of the prompts."""
         encoded = [self.encode(prompt) for prompt in inputs.prompts_of(prompts)]
-        params, tokenizer = self.resolved(sampling_params), self.tokenizer
+        params, tokenizer = inputs.params_of(sampling_params, self.defaults), self.tokenizer
         call = self._begin(GenerationRequest(encoded, params))
         generations = call.generations
         try:
@@ -195,7 +198,9 @@ class LLM:
         template_variables: `tools`, `documents` and other variables of the template, such as
             `enable_thinking`. vLLM's argument `chat_template_kwargs` may hold them too.
         """
-        prompt = self.encode_chat(messages, chat_template_kwargs, template_variables)
+        prompt = inputs.chat_prompt(
+            self.tokenizer, messages, chat_template_kwargs, template_variables
+        )
         return self.generate([prompt], sampling_params)[0]
 
     def stream_chat(
@@ -207,7 +212,9 @@ class LLM:
         **template_variables: Any,
     ) -> Stream:
         """Answers a conversation piece by piece, with the arguments of `chat`."""
-        prompt = self.encode_chat(messages, chat_template_kwargs, template_variables)
+        prompt = inputs.chat_prompt(
+            self.tokenizer, messages, chat_template_kwargs, template_variables
+        )
         return self._stream(prompt, sampling_params)
 
     def logprobs(self, token_ids: SequenceOf[int]) -> NDArray[np.float32]:
@@ -224,16 +231,6 @@ class LLM:
             return self.tokenizer.encode(prompt)
         return inputs.token_ids("prompt", prompt)
 
-    def encode_chat(
-        self,
-        messages: Messages,
-        chat_template_kwargs: Mapping[str, Any] | None,
-        template_variables: Mapping[str, Any],
-    ) -> list[int]:
-        """The prompt of a conversation. The last two arguments hold variables of the template."""
-        variables = inputs.template_variables(chat_template_kwargs, template_variables)
-        return self.tokenizer.chat(inputs.messages_of(messages), **variables)
-
     def decode(self, token_ids: SequenceOf[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids."""
         ids = inputs.token_ids("token_ids", token_ids)
@@ -241,15 +238,12 @@ class LLM:
             raise FieldError("token_ids", "an id is from 0 to 2147483647")
         return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def resolved(self, sampling_params: SamplingParams | None) -> SamplingParams:
-        """The parameters, completed with the model's defaults."""
-        return inputs.checked_params(sampling_params).resolved(self.defaults)
-
     def _begin(self, request: GenerationRequest) -> Call:
         return Call(self.engine, self.turns, request)
 
     def _stream(self, prompt: list[int], sampling_params: SamplingParams | None) -> Stream:
-        return Stream(self._begin, prompt, self.resolved(sampling_params), self.tokenizer)
+        params = inputs.params_of(sampling_params, self.defaults)
+        return Stream(self._begin, prompt, params, self.tokenizer)
 
     def _is_closed(self) -> RequestError:
         return RequestError(f"the LLM of {self.directory} is closed; make another one")

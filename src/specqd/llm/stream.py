@@ -12,10 +12,10 @@ from specqd.text.tokenizer import Tokenizer
 
 
 class Stream:
-    """Iterates over pieces of text as they become final; sets `result` at the end.
+    """An iterator over pieces of text as they become final; sets `result` at the end.
 
-    Leaving the loop early cancels the request; `stop()` ends it and keeps the text so far. If other
-    threads are generating, `result` is set after their current round.
+    Leaving a loop over it early cancels the request; `stop()` ends it and keeps the text so far. If
+    other threads are generating, `result` is set after their current round.
     """
 
     def __init__(
@@ -30,13 +30,26 @@ class Stream:
         self._params = replace(params, n=1)
         self._tokenizer = tokenizer
         self._is_stopped = False
+        self._begun: Iterator[str] | None = None  # by `next`
         self.result: Result | None = None
+
+    def __repr__(self) -> str:
+        return f"Stream({self._params!r}, result={self.result!r})"
 
     def stop(self) -> None:
         """Ends the text after the current round. A signal handler or any thread may call it."""
         self._is_stopped = True
 
     def __iter__(self) -> Iterator[str]:
+        """Iterates over the rest of a request that `next` began, or over a new request."""
+        begun, self._begun = self._begun, None
+        return begun or self._request()
+
+    def __next__(self) -> str:
+        self._begun = self._begun or self._request()
+        return next(self._begun)
+
+    def _request(self) -> Iterator[str]:
         call = self._begin(GenerationRequest([self._prompt], self._params))
 
         def finish(stats: Stats) -> None:
