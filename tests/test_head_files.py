@@ -145,6 +145,14 @@ DAMAGES: dict[str, tuple[Damage, type[SpecqdError], str]] = {
     "ids of no kind": (put("eagle_aux_hidden_state_layer_ids", "all"), ConfigError, "a list"),
     "huge ids": (put("eagle_aux_hidden_state_layer_ids", [10**30]), ConfigError, "from 0 to 8"),
     "one id less": (put("eagle_aux_hidden_state_layer_ids", [2, 3]), TensorError, "fc.weight"),
+    "another width": (
+        put("hidden_size", 48), ConfigError, "hidden_size is 48, but fc.weight has 64 rows",
+    ),
+    "a width that is no number": (put("hidden_size", "64"), ConfigError, "hidden_size"),
+    "another width within": (
+        put("intermediate_size", 99), ConfigError,
+        "intermediate_size is 99, but midlayer.mlp.gate_proj.weight has 120 rows",
+    ),
     "no heads": (put("num_attention_heads", 0), ConfigError, "num_attention_heads"),
     "heads of 1,000,000": (put("num_attention_heads", 1_000_000), TensorError, "q_proj"),
     "odd heads": (put("num_key_value_heads", 3), ConfigError, "multiple"),

@@ -43,6 +43,8 @@ class HeadConfig:
 
     path: Path
     taps: tuple[int, ...]
+    hidden_size: int | None  # None: not stated; the tensors have it
+    intermediate_size: int | None
     num_heads: int
     num_kv_heads: int
     head_dim: int | None  # None: the hidden size over the heads
@@ -65,9 +67,9 @@ def read_head_config(directory: Path, target: DecoderConfig) -> HeadConfig:
     if heads % kv_heads:
         problem = f"{heads} is not a multiple of {kv_heads} kv heads"
         raise layer.error("num_attention_heads", problem)
-    size, stated = layer.get("hidden_size"), layer.get("head_dim")
-    head_dim = layer.integer("head_dim", most=1024) if stated is not None else None
-    dim = head_dim or (size // heads if isinstance(size, int) and size >= 2 * heads else 2)
+    size = _stated(layer, "hidden_size")
+    head_dim = _stated(layer, "head_dim", most=1024)
+    dim = head_dim or (size // heads if size is not None and size >= 2 * heads else 2)
     positions = layer.integer("max_position_embeddings", 2048)
     scaling = rope_fields(layer)
     if scaling.get("mrope_section") is not None:
@@ -81,6 +83,8 @@ def read_head_config(directory: Path, target: DecoderConfig) -> HeadConfig:
     return HeadConfig(
         path=directory,
         taps=_read_taps(fields, eagle, target.num_layers),
+        hidden_size=size,
+        intermediate_size=_stated(layer, "intermediate_size"),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
@@ -89,6 +93,10 @@ def read_head_config(directory: Path, target: DecoderConfig) -> HeadConfig:
         keeps_normed=before.flag(name),
         recycles_normed=any(recycles),
     )
+
+
+def _stated(layer: Fields, name: str, **limits: int) -> int | None:
+    return layer.integer(name, **limits) if layer.get(name) is not None else None
 
 
 def _architectures(fields: Fields) -> set[str]:

@@ -14,7 +14,7 @@ from specqd import _native
 from specqd.config import DecoderConfig
 from specqd.config.heads import HeadConfig, read_head_config
 from specqd.config.tensor_names import TensorNames
-from specqd.errors import TensorError, shown
+from specqd.errors import ConfigError, TensorError, shown
 from specqd.formats.fp4 import DraftFormat
 from specqd.formats.safetensors import WEIGHTS, TensorDirectory
 from specqd.model.decoder_spec import decoder_spec
@@ -98,11 +98,14 @@ def _layer_config(
     tensors: TensorDirectory, at: str, config: HeadConfig, target: DecoderConfig
 ) -> DecoderConfig:
     """A model of the head's layer alone; the target's output head keeps its own scale and cap."""
-    is_shared = "lm_head.weight" not in tensors
+    is_shared, gate = "lm_head.weight" not in tensors, f"{at}mlp.gate_proj.weight"
+    hidden, inner = _width(tensors, len(config.taps), target.hidden_size), _shape(tensors, gate)[0]
+    _check_stated(config, "hidden_size", "fc.weight", hidden)
+    _check_stated(config, "intermediate_size", gate, inner)
     return DecoderConfig(
         model_type="eagle3",
-        hidden_size=_width(tensors, len(config.taps), target.hidden_size),
-        intermediate_size=_shape(tensors, f"{at}mlp.gate_proj.weight")[0],
+        hidden_size=hidden,
+        intermediate_size=inner,
         num_layers=1,
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
@@ -123,6 +126,16 @@ def _layer_config(
         logit_scale=target.logit_scale if is_shared else 1.0,
         reads_pairs=True,
     )
+
+
+def _check_stated(config: HeadConfig, name: str, tensor: str, rows: int) -> None:
+    """Raises ConfigError if config.json states another size than the rows of the tensor."""
+    stated = getattr(config, name)
+    if stated not in (None, rows):
+        raise ConfigError(
+            f"{config.path / 'config.json'}: {name} is {stated}, but {tensor} has {rows} rows; the "
+            "configuration is not that of this head"
+        )
 
 
 def _width(tensors: TensorDirectory, taps: int, target: int) -> int:
