@@ -69,6 +69,17 @@ def with_ray() -> None:
 
 
 @pytest.mark.usefixtures("with_ray")
+def test_serving_needs_no_pyarrow() -> None:
+    program = (
+        "import sys\n"
+        "sys.modules['pyarrow'] = None\n"
+        "from specqd.ray import app\n"
+        "assert callable(app)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.usefixtures("with_ray")
 def test_arguments_are_strings_or_values() -> None:
     from specqd.ray.options import Options
 
