@@ -79,6 +79,14 @@ class Engine:
     def is_idle(self) -> bool:
         return self.scheduler.is_idle
 
+    @property
+    def prompt_tokens_left(self) -> int:
+        """Tokens of running and waiting prompts that are not read yet. Samples of one prompt count
+        it once."""
+        samples = (*self.scheduler.running, *self.scheduler.waiting)
+        own = (each for each in samples if each.leader is None and not each.count)
+        return sum(each.sequence.prompt_length - each.prompt_read for each in own)
+
     def submit(self, request: GenerationRequest) -> list[Generation]:
         """Queues `n` samples of each prompt, in order.
 

@@ -53,14 +53,22 @@ class Job:
 
     is_streamed: samples come in parts while they are made; otherwise whole.
     has_progress: updates contain the levels' work so far.
+    has_prompt_progress: updates before the first tokens say how far the prompt is read, after each
+        part of it and at its end.
     """
 
     def __init__(
-        self, request: GenerationRequest, *, is_streamed: bool = True, has_progress: bool = False
+        self,
+        request: GenerationRequest,
+        *,
+        is_streamed: bool = True,
+        has_progress: bool = False,
+        has_prompt_progress: bool = False,
     ) -> None:
         self.request = request
         self.is_streamed = is_streamed
         self.has_progress = has_progress
+        self.has_prompt_progress = has_prompt_progress
         self.cached_prompt_tokens = 0  # known with the first token
         self.num_open = request.num_samples  # samples that have not ended
         self._new: list[Update] = []
@@ -110,6 +118,7 @@ class _Live:
         self._first_at = 0.0
         self._is_shared = False
         self._sent = [(0, 0)] * len(self.generations)  # tokens, characters
+        self._read = [0] * len(self.generations)  # tokens of the prompt
         self._watched = [(0, self.begun)] * len(self.generations)  # tokens, when
         self._open = set(range(len(self.generations)))
 
@@ -142,6 +151,8 @@ class _Live:
         progress = None
         for i in sorted(self._open):
             generation, (tokens, characters) = self.generations[i], self._sent[i]
+            if self.job.has_prompt_progress and not tokens:
+                new += self._prompt_updates(i, is_due=is_due or generation.count > 0)
             is_over = generation.finish_reason is not None
             is_new = self.job.is_streamed and generation.count > tokens
             if not is_over and not (is_new and (is_due or not tokens)):
@@ -156,6 +167,14 @@ class _Live:
             if is_over:
                 self._open.discard(i)
         return new
+
+    def _prompt_updates(self, i: int, *, is_due: bool) -> list[Update]:
+        """What is new about the prompt of a sample whose tokens have not been handed over."""
+        generation = self.generations[i]
+        if generation.prompt_read == self._read[i] or not is_due:
+            return []
+        self._read[i] = generation.prompt_read
+        return [Update.of_prompt(i, generation, perf_counter() - self.begun)]
 
     def _progress(self) -> Progress:
         """The engine's work since the first tokens, with which the first call comes."""

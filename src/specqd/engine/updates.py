@@ -8,6 +8,16 @@ from specqd.errors import SpecqdError
 
 
 @dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """How far the prompt of a sample without tokens is read, in tokens."""
+
+    read: int  # the cached ones included
+    total: int
+    cached: int  # that another request had read
+    seconds: float  # since the job was submitted
+
+
+@dataclass(frozen=True, slots=True)
 class Update:
     """A part of one sample, or all of it."""
 
@@ -23,6 +33,14 @@ class Update:
     progress: Progress | None = None  # if requested
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # in the first update
     acceptance: Acceptance | None = None  # in the last update
+    prompt_progress: PromptProgress | None = None  # if requested; such an update has nothing else
+
+    @classmethod
+    def of_prompt(cls, sample: int, generation: Generation, seconds: float) -> "Update":
+        """How far the prompt of the generation is read, `seconds` after the job was submitted."""
+        length, cached = generation.sequence.prompt_length, generation.cached_prompt_tokens
+        progress = PromptProgress(generation.prompt_read, length, cached, seconds)
+        return cls(sample, "", [], [], None, None, prompt_progress=progress)
 
     @classmethod
     def of(
