@@ -191,7 +191,7 @@ def test_text_cut_by_a_stop_string_belongs_to_no_token() -> None:
 def test_progress_counts_from_the_first_tokens_on(served: Served, rng: np.random.Generator) -> None:
     body = {"prompt": rng.integers(0, 256, 90).tolist(), "max_tokens": 60, "ignore_eos": True}
     body |= {"return_progress": True, "return_origins": True, "temperature": 0}
-    choices = streamed(served, COMPLETIONS, body)
+    choices = [each for each in streamed(served, COMPLETIONS, body) if "progress" in each]
     first, *_, last = [choice["progress"] for choice in choices]
     assert first["seconds"] == 0
     assert {level["forwards"] for level in first["levels"]} == {0}
@@ -207,6 +207,42 @@ def test_progress_counts_from_the_first_tokens_on(served: Served, rng: np.random
     assert target["forwards"] + target["accepted"] == len(later)
     assert 0 < target["seconds"] < last["seconds"]
     assert target["gigabytes"] > 0
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_streams_say_how_far_the_prompt_is_read(
+    served: Served, path: str, rng: np.random.Generator
+) -> None:
+    text = "".join(map(chr, rng.integers(97, 123, 400)))
+    messages = {"messages": [{"role": "user", "content": text}]}
+    asked = {"prompt": text} if path == COMPLETIONS else messages
+    body = asked | {"max_tokens": 9, "stream": True, "return_progress": True, "temperature": 0}
+    expected = text_of(served.ask("POST", path, body | {"return_progress": False}).chunks)
+    for cached in (0, 384):
+        salted = body | {"cache_salt": f"{path} {len(expected)}"}
+        chunks = served.ask("POST", path, salted).chunks
+        parts = [each["prompt_progress"] for each in chunks if "prompt_progress" in each]
+        reads = [part["processed"] for part in parts]
+        assert reads == sorted(reads)
+        last = parts[-1]
+        assert last.keys() == {"total", "cache", "processed", "time_ms"}
+        assert last["processed"] == last["total"] >= len(text)
+        assert {part["cache"] for part in parts} == {cached}
+        assert all(isinstance(part["time_ms"], int) for part in parts)
+        at = [i for i, each in enumerate(chunks) if "prompt_progress" in each]
+        assert at == list(range(at[0], at[0] + len(at))), "no other chunk comes between them"
+        assert text_of(chunks[: at[-1] + 1]) == ""
+        assert text_of(chunks) == expected
+    unasked = served.ask("POST", path, body | {"return_progress": False}).chunks
+    assert not any("prompt_progress" in each for each in unasked)
+
+
+def text_of(chunks: list[dict[str, Any]]) -> str:
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    return "".join(
+        choice["text"] if "text" in choice else choice["delta"].get("content") or ""
+        for choice in choices
+    )
 
 
 def test_progress_needs_a_stream(served: Served) -> None:

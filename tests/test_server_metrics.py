@@ -63,10 +63,10 @@ def test_vllms_counters_count_only_the_target(chance: random.Random) -> None:
 
     target, draft = level("bf16"), level("fp4")
     begun, now = (
-        Stats(0, 0, 0, 0.0, 0.0, levels, ("bf16", "fp4"))
+        Stats(0, 0, 0, 0, 0.0, 0.0, levels, ("bf16", "fp4"))
         for levels in ((report(name="bf16"), report(name="fp4")), (target, draft))
     )
-    counted = Metrics("small", begun, {}).shown(Counts(0, 0, 0.0, 0, 0, 0, 0, now)).decode()
+    counted = Metrics("small", begun, {}).shown(Counts(0, 0, 0.0, *[0] * 5, now)).decode()
     found: dict[str, float] = {}
     for family in parser.text_string_to_metric_families(counted):
         for sample in family.samples:  # summed over labels, as scrapers do
@@ -165,6 +165,8 @@ def test_metrics_count_requests_tokens_and_drafts(served: Served, rng: np.random
     assert served.metric("vllm:generation_tokens_total") == 80
     assert served.metric("vllm:prefix_cache_queries_total") == 400
     assert served.metric("vllm:prefix_cache_hits_total") == 192
+    assert served.metric("specqd:prompt_tokens_read_total") == 400 - 192 - 2  # but the last of each
+    assert served.metric("specqd:prompt_tokens_left") == 0
     assert served.metric("vllm:request_success_total") == 2
     assert served.metric("vllm:time_to_first_token_seconds_count") == 2
     assert served.metric("vllm:inter_token_latency_seconds_count") <= 78

@@ -4,23 +4,20 @@ Each choice of a whole answer also has the `seed` that reproduces it. Knows upda
 tokens. Knows nothing of the engine or of transport.
 """
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from specqd.engine.generation import Origin, TokenLogprob
+from specqd.engine.generation import TokenLogprob
 from specqd.engine.updates import Update
+from specqd.openai.extras import Extras, Json, prompt_member
 from specqd.openai.parts import PartReader, Thought, id_of
 from specqd.openai.requests import ChatRequest, CompletionRequest, Prepared
 from specqd.openai.speculation import DraftMetrics
-from specqd.text.token_texts import Places, TokenTexts, bytes_of, spelled
+from specqd.text.token_texts import Places, bytes_of, spelled
 from specqd.text.tokenizer import Tokenizer
 
 _LEAST_LOGPROB = -9999.0  # OpenAI's value for minus infinity, which JSON cannot express
-
-Json = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -103,6 +100,10 @@ class Form(Protocol):
         """Returns the choices of the chunks for an update."""
         ...
 
+    def nothing(self, sample: int) -> Json:
+        """Returns the choice of a chunk without text."""
+        ...
+
     def whole(self, update: Update) -> Json:
         """Returns the choice of a whole answer."""
         ...
@@ -126,6 +127,10 @@ class Answer:
             yield from (self._chunk(choice) for choice in self.form.opening(sample))
 
     def events_of(self, update: Update) -> Iterator[Event]:
+        if update.prompt_progress is not None:
+            choice = self.form.nothing(update.sample)
+            yield self._chunk(choice, prompt_member(update.prompt_progress))
+            return
         self._note(update)
         yield from (self._chunk(choice) for choice in self.form.chunks(update))
 
@@ -138,8 +143,9 @@ class Answer:
     def failure(self, error: Json) -> Iterator[Event]:
         yield Event(error)
 
-    def _chunk(self, choice: Json) -> Event:
-        chunk = self._envelope(self.form.chunk_kind, [choice])
+    def _chunk(self, choice: Json, members: Json | None = None) -> Event:
+        """members: further ones, beside the choices."""
+        chunk = self._envelope(self.form.chunk_kind, [choice]) | (members or {})
         if not self.has_usage_chunk:
             return Event(chunk)
         usage = self.usage.described() if self.has_running_usage else None
@@ -180,51 +186,6 @@ def form_of(prepared: Prepared, tokenizer: Tokenizer, key: str, chain: Sequence[
     return ChatForm(request, prepared, tokenizer, extras, key)
 
 
-@dataclass(slots=True)
-class Extras:
-    """Members of a choice that OpenAI's API does not have."""
-
-    _prepared: Prepared
-    _tokenizer: Tokenizer
-    _chain: Sequence[str]
-    _texts: dict[int, tuple[TokenTexts, deque[Origin]]] = field(default_factory=dict)  # by sample
-
-    def of_whole(self, update: Update, prompt: Sequence[int]) -> Json:
-        """Returns the extra members that only a choice of a whole answer has."""
-        has_ids = self._prepared.request.options.has_token_ids
-        return {"seed": update.seed} | ({"prompt_token_ids": list(prompt)} if has_ids else {})
-
-    def of(self, update: Update) -> Json:
-        """Returns the requested extra members of any choice."""
-        options = self._prepared.request.options
-        extras: Json = {"token_ids": update.tokens} if options.has_token_ids else {}
-        if options.has_origins:
-            extras["origins"] = self._origins(update)
-        if update.progress is not None:
-            extras["progress"] = update.progress.described()
-        return extras
-
-    def _origins(self, update: Update) -> list[Json]:
-        """Returns the origins of the tokens whose text is final; the others follow later."""
-        if update.sample not in self._texts:
-            skips_special_tokens = self._prepared.params.skip_special_tokens
-            stream = self._tokenizer.stream(skip_special_tokens=skips_special_tokens)
-            self._texts[update.sample] = (TokenTexts(stream), deque())
-        texts, waiting = self._texts[update.sample]
-        waiting.extend(update.origins)
-        is_last = update.finish_reason is not None
-        known = texts.feed(update.tokens, update.text, is_last=is_last)
-        return [self._origin(text, waiting.popleft()) for text in known]
-
-    def _origin(self, text: str, origin: Origin) -> Json:
-        return {
-            "text": text,
-            "depth": origin.depth,
-            "level": self._chain[origin.depth],
-            "probability": origin.probability if isfinite(origin.probability) else None,
-        }
-
-
 @dataclass
 class CompletionForm:
     """The choices of completions."""
@@ -246,6 +207,9 @@ class CompletionForm:
 
     def chunks(self, update: Update) -> list[Json]:
         return [self._choice(update)]
+
+    def nothing(self, sample: int) -> Json:
+        return {"index": sample, "text": "", "logprobs": None, "finish_reason": None}
 
     def whole(self, update: Update) -> Json:
         choice = self._choice(update)
@@ -344,6 +308,9 @@ class ChatForm:
         # OpenAI's client considers arguments complete only if a later chunk has the finish_reason.
         end = {"delta": {}, "logprobs": None, "finish_reason": choice["finish_reason"]}
         return [choice | {"finish_reason": None}, {"index": update.sample} | end]
+
+    def nothing(self, sample: int) -> Json:
+        return {"index": sample, "delta": {}, "logprobs": None, "finish_reason": None}
 
     def whole(self, update: Update) -> Json:
         thought, content, calls = self._parts(update)

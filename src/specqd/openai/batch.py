@@ -23,8 +23,9 @@ from specqd.errors import RequestError, SpecqdError, TokenizerError, naming_file
 from specqd.extras import install_command
 from specqd.formats.sync import sync
 from specqd.llm import LLM
-from specqd.openai.answers import Answer, Json, Reply, Usage, form_of
+from specqd.openai.answers import Answer, Reply, Usage, form_of
 from specqd.openai.errors import code_of, param_of, refusal
+from specqd.openai.extras import Json
 from specqd.openai.json_text import check_characters, place_of, read_json
 from specqd.openai.parts import BlockReader
 from specqd.openai.requests import (

@@ -50,7 +50,7 @@ class Options:
     rules_field: str = "response_format"  # the field that gave the schema or pattern
     cache_salt: str = ""  # only requests with equal salts share cached prompts
     has_origins: bool = False  # show each token's text and the level that first proposed it
-    has_progress: bool = False  # show the levels' work so far with each chunk
+    has_progress: bool = False  # show how far the prompt is read, then the levels' work so far
     is_plain: bool = False  # decode without drafts; the text is the same
 
     @property

@@ -1,9 +1,10 @@
 """Checks the bodies of OpenAI's completion and chat requests. Knows no models and no transport.
 
 Also accepts some of vLLM's fields: those of SamplingParams, min_tokens (only with ignore_eos),
-continuous_usage_stats, return_token_ids, cache_salt and chat_template_kwargs; and three fields of
-this server: return_origins, return_progress and draft. For sampling fields that are absent, the
-model's recommendation applies, or else OpenAI's temperature of 1. Errors name the field.
+continuous_usage_stats, return_token_ids, cache_salt and chat_template_kwargs; llama.cpp's
+return_progress; and two fields of this server: return_origins and draft. For sampling fields that
+are absent, the model's recommendation applies, or else OpenAI's temperature of 1. Errors name the
+field.
 """
 
 from collections.abc import Mapping

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specqd.engine.updates import Update
-from specqd.openai.answers import Event, Json, Usage
+from specqd.openai.answers import Event, Usage
+from specqd.openai.extras import Json
 from specqd.openai.parts import Block, BlockReader, Kind, id_of
 from specqd.openai.speculation import DraftMetrics
 from specqd.text.tokenizer import Tokenizer

@@ -10,8 +10,8 @@ from ray.data import Dataset
 
 from specqd.errors import RequestError
 from specqd.hub import SHIPPED
-from specqd.openai.answers import Json
 from specqd.openai.batch import is_refused
+from specqd.openai.extras import Json
 from specqd.ray.options import absolute
 from specqd.ray.worker import Worker, Workers
 

@@ -10,8 +10,8 @@ from ray.data import ActorPoolStrategy
 
 from specqd.errors import MachineError
 from specqd.llm import LLM
-from specqd.openai.answers import Json
 from specqd.openai.batch import Batch, answer_batch, read_request
+from specqd.openai.extras import Json
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,8 +157,12 @@ class Service:
     def _job(self, prepared: Prepared, make_grammar: MakeGrammar | None, client: str) -> Job:
         options = prepared.request.options
         salt = f"{client}\n{options.cache_salt}"  # clients share no prompts; keys contain no \n
-        request = prepared.for_engine(self.defaults, make_grammar, salt)
-        return Job(request, is_streamed=options.is_streamed, has_progress=options.has_progress)
+        return Job(
+            prepared.for_engine(self.defaults, make_grammar, salt),
+            is_streamed=options.is_streamed,
+            has_progress=options.has_progress,
+            has_prompt_progress=options.has_progress,
+        )
 
     def facts(self) -> Facts:
         """Returns what the page shows about the model."""

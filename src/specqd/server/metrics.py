@@ -62,6 +62,7 @@ class Counts:
     states: int  # of recurrent layers, in use by samples or the cache
     cached_states: int  # of these, those kept for later prompts
     cached_prompt_tokens: int
+    prompt_tokens_left: int  # of running and waiting samples
     preemptions: int
     stats: Stats
 
@@ -76,6 +77,7 @@ class Counts:
             cache.used_slots,
             cache.cached_slots,
             scheduler.cached_prompt_tokens,
+            engine.prompt_tokens_left,
             scheduler.preemptions,
             Stats.of(engine),
         )
@@ -160,6 +162,8 @@ class Metrics(Collector):
         cached, stats = counts.cached_prompt_tokens, counts.stats
         held = "States of recurrent layers in use by samples or the cache."
         kept = "States of recurrent layers cached for later prompts."
+        read = "Prompt tokens that forwards have read: neither cached ones nor each prompt's last."
+        left = "Prompt tokens of running and waiting samples that are not read yet."
         share = "Share of the KV cache's pages in use, from 0 to 1."
         for kind, name, text, value in (
             (gauge, "vllm:num_requests_running", "Running samples.", counts.running),
@@ -167,6 +171,8 @@ class Metrics(Collector):
             (gauge, "vllm:kv_cache_usage_perc", share, counts.cache_share),
             (gauge, "specqd:recurrent_states", held, counts.states),
             (gauge, "specqd:recurrent_states_cached", kept, counts.cached_states),
+            (gauge, "specqd:prompt_tokens_left", left, counts.prompt_tokens_left),
+            (counter, "specqd:prompt_tokens_read", read, stats.read_tokens),
             (counter, "vllm:num_preemptions", "Preemptions of samples.", counts.preemptions),
             (counter, "vllm:prompt_tokens", "Tokens of queued prompts.", stats.prompt_tokens),
             (counter, "vllm:generation_tokens", "Generated tokens.", stats.new_tokens),
