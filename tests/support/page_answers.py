@@ -6,6 +6,16 @@ from typing import Any
 from support.browser import Visit
 
 CHATS = "**/v1/chat/completions"
+# Lets a test send the parts of a chat's stream one by one.
+HELD = """() => {
+  const { fetch } = globalThis;
+  globalThis.held = new Promise((hold) => {
+    globalThis.fetch = (path, options) =>
+      path === "/v1/chat/completions"
+        ? Promise.resolve(new Response(new ReadableStream({ start: hold })))
+        : fetch(path, options);
+  });
+}"""
 CHAIN = ("bf16", "fp4", "ngram")
 MARKDOWN = """# Reversing
 
@@ -45,6 +55,28 @@ def stream_of(
         }
         events.append(f"data: {json.dumps({'choices': [choice]})}\n\n")
     return "".join([*events, "data: [DONE]\n\n"])
+
+
+def reading_of(read: int, total: int) -> str:
+    """Returns the event of a stream that says how far the prompt is read."""
+    progress = {"total": total, "cache": 0, "processed": read, "time_ms": read}
+    choice = {"index": 0, "delta": {}, "finish_reason": None}
+    return f"data: {json.dumps({'choices': [choice], 'prompt_progress': progress})}\n\n"
+
+
+class HeldChat:
+    """Sends a message, and answers it with the parts of one stream that a test gives."""
+
+    def __init__(self, visit: Visit, text: str) -> None:
+        self._page = visit.page
+        self._page.locator("#welcome").wait_for()  # until then, the page sends nothing
+        self._page.evaluate(HELD)
+        self._page.locator("#prompt").fill(text)
+        self._page.keyboard.press("Enter")
+
+    def send(self, part: str) -> None:
+        send = "async (part) => (await held).enqueue(new TextEncoder().encode(part))"
+        self._page.evaluate(send, part)
 
 
 def answer(visit: Visit, *bodies: str) -> list[dict[str, Any]]:

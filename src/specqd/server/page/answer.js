@@ -10,6 +10,7 @@ import {
   count,
   element,
   following,
+  grouped,
   number,
   percent,
   tokenElement,
@@ -17,6 +18,7 @@ import {
 
 const DRAW_MS = 80; // the shortest interval, which leaves the cores to the model
 const FIGURES_MS = 250;
+const READING_MS = 5000; // between two announcements of how far a prompt is read
 
 const origins = new WeakMap(); // a token's element -> {token, chain}
 
@@ -24,6 +26,7 @@ export class RunView {
   #timer = 0;
   #drawn = 0; // number of tokens
   #figuresAt = -Infinity;
+  #announcedAt = performance.now();
 
   /** limits: GB/s by level. prompt: the text that the run continues; undefined in a chat. */
   constructor(run, limits, prompt) {
@@ -68,6 +71,8 @@ export class RunView {
     this.#drawn = this.run.tokens.length;
     this.tokens.append(drawn);
     this.#drawText(isWhole);
+    this.#drawReading();
+    if (!isWhole && !this.#drawn) return;
     if (!isWhole && performance.now() - this.#figuresAt < FIGURES_MS) return;
     this.#figuresAt = performance.now();
     this.#drawFigures(isWhole);
@@ -79,6 +84,18 @@ export class RunView {
     thought.querySelector("p").textContent = this.run.thought;
     const isSeen = isWhole || this.prose?.box.checkVisibility();
     if (this.prose && isSeen) this.prose.draw(this.run.answer);
+  }
+
+  /** Shows how far the prompt is read. Screen readers hear it only now and then. */
+  #drawReading() {
+    const { processed, total } = this.run.reading ?? {};
+    const line = this.find(".reading");
+    line.hidden = !(processed < total);
+    if (line.hidden) return;
+    line.textContent = `Reading ${grouped(processed)} of ${grouped(total)} tokens`;
+    if (performance.now() - this.#announcedAt < READING_MS) return;
+    this.#announcedAt = performance.now();
+    announce(line.textContent);
   }
 
   #drawFigures(isWhole) {

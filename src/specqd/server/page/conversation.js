@@ -126,6 +126,7 @@ export class Conversation {
     const body = { ...this.#promptOf(turn), ...asked, stream: true, ...WITH_DETAILS };
     try {
       for await (const event of api.events(path, body, signal)) {
+        run.reading = event.prompt_progress ?? run.reading;
         for (const choice of event.choices) add(run, choice);
         view.update();
       }
@@ -133,6 +134,7 @@ export class Conversation {
       if (signal.aborted) run.ending = "cancelled";
       else run.problem = error.message;
     }
+    run.reading = null;
     following(() => view.finish());
     return run;
   }
@@ -233,7 +235,8 @@ const WITH_DETAILS = { return_token_ids: true, return_origins: true, return_prog
 
 /** Adds a chunk's choice to a run. */
 function add(run, choice) {
-  if (!choice.origins) return; // the first chunk of a chat's answer
+  if (!choice.origins) return; // the first chunk of a chat's answer, or progress of its prompt
+  run.reading = null;
   run.ids.push(...choice.token_ids);
   for (const { text, depth, probability } of choice.origins) {
     run.tokens.push({ text, depth, probability });

@@ -13,6 +13,7 @@ export const newRun = (name, chain, asked) => ({
   ending: null,
   problem: null,
   progress: null, // the latest `progress` of the stream
+  reading: null, // its latest `prompt_progress`, until the first token
 });
 
 export class Meter {

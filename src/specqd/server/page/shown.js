@@ -51,6 +51,8 @@ export async function copyText(text, button) {
 
 export const count = (many, what) => `${many} ${what}${many === 1 ? "" : "s"}`;
 
+export const grouped = (whole) => whole.toLocaleString("en");
+
 export function percent(share, digits = 0) {
   return `${(100 * share).toFixed(digits)}\u00a0%`;
 }
