@@ -84,6 +84,18 @@ def test_a_token_is_proposed_while_it_is_worth_its_row() -> None:
     assert propose(NgramDrafter(), sequence, token_value_s=0.0).tokens == []
 
 
+def test_a_token_is_worth_no_more_than_its_round_takes_per_token() -> None:
+    sequence = sequence_of([1, 2, 3, 1, 2, 3, 1, 2])
+
+    def length(token_value_s: float) -> int:
+        costs = costs_of(0.3)
+        proposal = propose(NgramDrafter(), sequence, token_value_s=token_value_s, costs=costs)
+        return len(proposal.tokens)
+
+    assert 0 < length(1.0) == length(100.0) < 16
+    assert length(0.4) < length(1.0)
+
+
 def test_rejections_shorten_what_is_proposed() -> None:
     drafter, sequence = NgramDrafter(), sequence_of([1, 2, 3] * 5)
     request = DraftRequest(sequence, 16, token_value_s=1.0, costs=costs_of(0.2))

@@ -4,10 +4,10 @@
 
 namespace specqd {
 
-double DraftRequest::added_seconds(double count) const {
-  if (costs == nullptr || count <= 0.0) return 0.0;
+double DraftRequest::verification_seconds(double count) const {
+  if (costs == nullptr) return 0.0;
   const auto before = static_cast<double>(rows), sequences = static_cast<double>(sharing);
-  return (costs->seconds(before + sequences * count) - costs->seconds(before)) / sequences;
+  return costs->seconds(before + sequences * std::max(count, 0.0)) / sequences;
 }
 
 std::vector<int32_t> Proposal::depths_of(std::span<const int32_t> verified) const {

@@ -34,8 +34,12 @@ struct DraftRequest {
   int64_t reads = kAllTokens;
   int64_t scores = 0;  // the last so many of the tokens read get logits
 
-  // Seconds that proposals of `count` tokens for every sequence add to verification, for each.
-  double added_seconds(double count) const;
+  // Seconds of verification for each sequence, if proposals of all have `count` tokens.
+  double verification_seconds(double count) const;
+  // Those of them that the proposals add.
+  double added_seconds(double count) const {
+    return verification_seconds(count) - verification_seconds(0.0);
+  }
 };
 
 // Tokens that may come next, each with the probability that its drafter gave it.
