@@ -106,6 +106,16 @@ def test_rejections_shorten_what_is_proposed() -> None:
     assert len(after.tokens) < len(before.tokens)
 
 
+def test_rejections_say_little_of_tokens_that_are_more_certain() -> None:
+    drafter, sequence = NgramDrafter(), sequence_of([1, 2, 3] * 200)
+    request = DraftRequest(sequence, 16, token_value_s=1.0, costs=costs_of(0.02))
+    before = drafter.propose([request])[0]
+    assert min(before.confidences) > 0.992
+    for _ in range(20):
+        drafter.observe(request, Proposal([1], [0.98]), 0)
+    assert drafter.propose([request])[0].tokens == before.tokens
+
+
 def test_guesses_of_outer_levels_are_continued_but_not_learned() -> None:
     drafter, sequence = NgramDrafter(), sequence_of([5, 6, 7, 8, 9, 1])
     sequence.guess([5, 6])

@@ -1,21 +1,25 @@
 #include "draft/acceptance.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace specqd {
 namespace {
 
-// Bins of confidence are finer towards 1, where most confidences are and differences count.
-constexpr std::array<double, 4> kBinEdges{0.3, 0.7, 0.9, 0.97};
 constexpr double kPriorWeight = 2.0;  // observations that the prior counts for
 constexpr double kMemory = 200.0;     // observations of a bin after which older ones fade
 
-size_t bin_of(double confidence) {
-  const auto at = std::upper_bound(kBinEdges.begin(), kBinEdges.end(), confidence);
-  return static_cast<size_t>(at - kBinEdges.begin());
-}
-
 }  // namespace
+
+Calibration::Calibration(double floor, std::vector<double> edges)
+    : floor_(floor),
+      edges_(std::move(edges)),
+      weight_(edges_.size() + 1),
+      accepted_(edges_.size() + 1) {}
+
+size_t Calibration::bin_of(double confidence) const {
+  return static_cast<size_t>(std::ranges::upper_bound(edges_, confidence) - edges_.begin());
+}
 
 double Calibration::probability(double confidence) const {
   const size_t i = bin_of(confidence);

@@ -1,28 +1,30 @@
 // The acceptance of proposed tokens by the confidence that their drafter stated.
 #pragma once
 
-#include <array>
 #include <cstddef>
+#include <vector>
 
 namespace specqd {
 
-// Stated confidence -> observed acceptance rate.
+// Stated confidence -> observed acceptance rate, in bins. Their edges are closer towards 1, where
+// most confidences are and differences count.
 //
 // Starts on a line from `floor`, at confidence 0, to certainty. An optimistic floor makes a policy
 // try what it does not know yet; a pessimistic one would never learn.
 class Calibration {
  public:
-  explicit Calibration(double floor = 0.0) : floor_(floor) {}
+  explicit Calibration(double floor = 0.0, std::vector<double> edges = {0.3, 0.7, 0.9, 0.97});
 
   // The chance that a token stated with this confidence is accepted.
   double probability(double confidence) const;
   void observe(double confidence, bool is_accepted);
 
  private:
-  static constexpr size_t kBins = 5;
+  size_t bin_of(double confidence) const;
 
   double floor_;
-  std::array<double, kBins> weight_{}, accepted_{};  // observations; they do not contain the prior
+  std::vector<double> edges_;
+  std::vector<double> weight_, accepted_;  // observations; they do not contain the prior
 };
 
 // A level's acceptance, by its confidence in a token.
