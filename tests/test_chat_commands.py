@@ -221,7 +221,7 @@ def test_thinking_is_refused_where_the_template_has_no_switch(
     assert ran.returncode == 1
     assert b"has no enable_thinking" in ran.stderr
     ran = run_program("generate", "--think", str(model), "ab")
-    assert (ran.returncode, b"add --chat" in ran.stderr) == (2, True)
+    assert (ran.returncode, b"--think needs --chat; add it" in ran.stderr) == (2, True)
 
 
 def test_one_message_to_a_model_without_a_template_is_told(tmp_path: Path, seed: int) -> None:

@@ -82,8 +82,9 @@ def parsed(command: str, *arguments: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", VALUES)
 def test_a_name_of_another_program_is_ours(name: str) -> None:
     ours, value = VALUES[name]
-    assert parsed("generate", name, value) == parsed("generate", ours, value)
-    assert parsed("generate", name, value) != parsed("generate")
+    command = ("generate", "--chat", "--json")
+    assert parsed(*command, name, value) == parsed(*command, ours, value)
+    assert parsed(*command, name, value) != parsed(*command)
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -240,7 +241,7 @@ def test_a_silent_pipe_is_told(small_model: Path) -> None:
 def test_a_system_message_needs_a_chat(run: Run, chat_model: Path) -> None:
     status, _, err = run("generate", chat_model, "-p", "ab", "--system", "be brief")
     assert status == 2
-    assert "add --chat" in err
+    assert "--system needs --chat; add it" in err
     command = ("generate", chat_model, "-n", "9", "--temperature", "0")
     said = run(*command, "--chat", "--system", "be brief", "-p", "ab")[1]
     assert said == run(*command, "-p", "[system]be brief\n[user]ab\n[assistant]")[1]
@@ -290,13 +291,6 @@ def test_the_file_sets_options_for_all_commands_and_for_one(settings: Settings) 
     assert (chat["temperature"], chat["max_tokens"], chat["threads"]) == (0.5, None, 2)
     assert read_settings(app)["bench"]["levels"]["limit"] == 3
     assert parsed("generate", "-n", "3")["max_tokens"] == 3
-
-
-def test_variables_win_over_the_file(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings("threads = 2\n")
-    monkeypatch.setenv("SPECQD_THREADS", "1")
-    assert parsed("generate")["threads"] == 1
-    assert parsed("generate", "-t", "3")["threads"] == 3
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from specqd.cli.options import (
     draft_option,
     machine_options,
     model_argument,
+    option,
 )
 from specqd.cli.terminal import ProgressBar, one_line, say
 from specqd.errors import RequestError
@@ -40,14 +41,16 @@ if TYPE_CHECKING:
 )
 @draft_option
 @machine_options
-@click.option(
+@option(
     "--ray",
+    excludes=("numa",),
     metavar="ADDRESS",
     help="Use the workers of this Ray cluster; `auto`: the one of this machine. Needs the extra "
     "`ray`.",
 )
-@click.option(
+@option(
     "--workers",
+    needs="ray",
     type=click.IntRange(1),
     metavar="N",
     help="Copies of the model in the cluster, of --threads cores each. Default: all that fit.",
@@ -80,10 +83,6 @@ def batch(
 
     if ray is not None and find_spec("ray") is None:
         raise RequestError(f"--ray needs ray; {install_command('ray')}")
-    if workers is not None and ray is None:
-        raise click.UsageError("--workers counts copies in a Ray cluster; name it by --ray ADDRESS")
-    if ray is not None and machine.numa != "auto":
-        raise click.UsageError("--numa has no effect on workers of --ray; leave it out")
 
     asked = read_batch(requests, _name(model or str(shipped_model())))
     with open_answers(out, asked) as answers, _saying_how_to_continue(asked, answers):

@@ -19,6 +19,7 @@ from specqd.cli.options import (
     limits,
     machine_options,
     model_argument,
+    option,
     prompts_option,
     temperatures_option,
 )
@@ -215,14 +216,15 @@ def _stage_lines(times: "ForwardTimes") -> list[str]:
 @bench.command()
 @model_argument
 @prompts_option
-@click.option(
+@option(
     "--chain",
     "chains",
+    excludes=("small",),
     multiple=True,
     metavar="DRAFTS",
     help='Values for --draft, outermost level first, such as "fp4 ngram". May repeat.',
 )
-@click.option("--small", metavar="MODEL", help="A small draft model for the default chains.")
+@option("--small", metavar="MODEL", help="A small draft model for the default chains.")
 @click.option(
     "--rounds", default=1, show_default=True, type=click.IntRange(1), help="Runs of each prompt."
 )
@@ -257,8 +259,6 @@ def levels(
       specqd bench levels ./big --prompts prompts.jsonl --small ./small --plot levels.png
       specqd bench levels --prompts prompts.jsonl --chain fp4:k=4 --chain "fp4 ngram" --limit 50
     """
-    if chains and small:
-        raise click.UsageError("--small is for the default chains; name the model in --chain")
     from specqd.bench.level_plot import draw, require_matplotlib
     from specqd.bench.levels import PLAIN, Comparison, default_chains, make_arms, read_prompts
     from specqd.sampling import SamplingParams

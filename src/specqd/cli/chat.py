@@ -15,6 +15,7 @@ from specqd.cli.generate import read_prompt
 from specqd.cli.opening import open_llm
 from specqd.cli.options import (
     MachineChoice,
+    chat_options,
     context_option,
     draft_option,
     machine_options,
@@ -24,9 +25,7 @@ from specqd.cli.options import (
     prompt_of,
     sampling_of,
     sampling_options,
-    system_option,
     text_argument,
-    think_option,
 )
 from specqd.cli.talk import COMMANDS, LEAVE, Talk
 from specqd.cli.terminal import say
@@ -46,9 +45,8 @@ Examples:
 @click.command(cls=Command, epilog=_EPILOG)
 @model_argument
 @text_argument
-@option("-p", "--prompt", metavar="TEXT", help="Answer TEXT and exit.")
-@system_option("The system message.")
-@think_option
+@option("-p", "--prompt", excludes=("words",), metavar="TEXT", help="Answer TEXT and exit.")
+@chat_options("The system message.")
 @partial(sampling_options, max_tokens=None)
 @draft_option
 @precision_option

@@ -1,7 +1,8 @@
 """Click's commands and options, with hidden further names and more sources of values.
 
 A value comes from the command line, else from the variable that is named `SPECQD_` and the option's
-name, else from the configuration file.
+name, else from the configuration file. What the command line says also wins where two options
+cannot be combined, and an option that lacks the one it needs is refused only on the command line.
 """
 
 import os
@@ -19,18 +20,31 @@ from specqd.errors import SpecqdError, SpecqdWarning
 if TYPE_CHECKING:
     from click.parser import _OptionParser
 
-ENVIRONMENT_PREFIX = "SPECQD"
+MODEL_OPTION = ("-m", "--model", "-hf", "--hf-repo")
 _MODEL_GIVEN = "specqd.model"  # key of the context's meta: MODEL, given as an option
 
 
 class Option(click.Option):
-    """An option with further names, which neither the help nor the completion shows."""
+    """An option with further names, which neither the help nor the completion shows.
 
-    def __init__(self, names: Sequence[str], also: Sequence[str] = (), **settings: Any) -> None:
-        longest = max(names, key=lambda name: len(name) - len(name.lstrip("-")))
-        settings.setdefault("envvar", _variable(longest))
+    needs: the parameter without which this one has no effect. excludes: parameters that cannot be
+    combined with it.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        also: Sequence[str] = (),
+        needs: str | None = None,
+        excludes: Sequence[str] = (),
+        **settings: Any,
+    ) -> None:
         super().__init__(names, **settings)
         self.also = also
+        self.needs = needs
+        self.excludes = excludes
+        empty = () if settings.get("multiple") else False if settings.get("is_flag") else None
+        self.absent = settings.get("default", empty)
 
     def add_to_parser(self, parser: "_OptionParser", ctx: click.Context) -> None:
         shown = self.opts
@@ -41,6 +55,8 @@ class Option(click.Option):
 
 class Model(click.Argument):
     """The argument MODEL, which the hidden option -m, --model sets too."""
+
+    also = MODEL_OPTION
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         by_option = ctx.meta.pop(_MODEL_GIVEN, None)
@@ -65,7 +81,9 @@ class Command(click.Command):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self.context_settings.setdefault("auto_envvar_prefix", ENVIRONMENT_PREFIX)
+        for each in self.params:
+            if isinstance(each, click.Option) and each.expose_value and each.envvar is None:
+                each.envvar = _variable(max(each.opts, key=len))
         self.context_settings.setdefault("token_normalize_func", _dashed)  # --top_p is --top-p
 
     @cached_property
@@ -77,7 +95,7 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:  # suggests none of the refused options
             names = [name for each in super().get_params(ctx) for name in all_names(each)]
             raise click.NoSuchOption(error.option_name, possibilities=names, ctx=ctx) from error
@@ -86,6 +104,9 @@ class Command(click.Command):
                 problem = f"{error.message} It is set in {origin}."
                 raise click.BadParameter(problem, error.ctx, error.param) from error
             raise
+        if not ctx.resilient_parsing:
+            _Combination(ctx).check()
+        return rest
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -93,6 +114,52 @@ class Command(click.Command):
         except SpecqdError as error:
             name_option(error)
             raise
+
+
+class _Combination:
+    """The parameters of one command line that depend on each other."""
+
+    def __init__(self, ctx: click.Context) -> None:
+        self._ctx = ctx
+        self._by_name = {str(each.name): each for each in ctx.command.params}
+        self._options = [each for each in ctx.command.params if isinstance(each, Option)]
+
+    def check(self) -> None:
+        """Drops options that a better source overrules, or that lack what they need. Raises
+        UsageError if the command line itself contradicts itself or lacks it."""
+        for option in self._options:
+            for other in option.excludes:
+                if self._is_given(option.name) and self._is_given(other):
+                    self._choose(option, self._by_name[other])
+        for option in self._options:
+            if option.needs and self._is_given(option.name) and not self._is_given(option.needs):
+                if self._source(option) is ParameterSource.COMMANDLINE:
+                    needed = _shown(self._by_name[option.needs])
+                    self._ctx.fail(f"{_shown(option)} needs {needed}; add it")
+                self._drop(option)
+
+    def _is_given(self, name: str) -> bool:
+        return self._ctx.params.get(name) not in (None, False, ()) and (
+            self._source(self._by_name[name]) is not ParameterSource.DEFAULT
+        )
+
+    def _source(self, parameter: click.Parameter) -> ParameterSource:
+        source = self._ctx.get_parameter_source(str(parameter.name))
+        return source or ParameterSource.DEFAULT
+
+    def _choose(self, *rivals: click.Parameter) -> None:
+        better, worse = sorted(rivals, key=self._source)
+        if self._source(better) == self._source(worse) or not isinstance(worse, Option):
+            places = " and ".join(f"{_shown(each)}{self._place(each)}" for each in rivals)
+            self._ctx.fail(f"{places} cannot be combined; give one of them")
+        self._drop(worse)
+
+    def _place(self, parameter: click.Parameter) -> str:
+        origin = _origin(self._ctx, parameter)
+        return f" (set in {origin})" if origin else ""
+
+    def _drop(self, option: Option) -> None:
+        self._ctx.params[option.name] = option.absent
 
 
 class Group(click.Group):
@@ -118,8 +185,15 @@ def name_option(problem: SpecqdError | SpecqdWarning) -> None:
         problem.parameter = option
 
 
+def _shown(parameter: click.Parameter) -> str:
+    """An option's longest name, or an argument's: TEXT."""
+    if isinstance(parameter, click.Argument):
+        return (parameter.metavar or parameter.name.upper()).strip("[].")
+    return max(parameter.opts, key=len)
+
+
 def _variable(name: str) -> str:
-    return f"{ENVIRONMENT_PREFIX}_{name.lstrip('-').replace('-', '_').upper()}"
+    return f"SPECQD_{name.lstrip('-').replace('-', '_').upper()}"
 
 
 def _dashed(token: str) -> str:
@@ -132,8 +206,7 @@ def _origin(ctx: click.Context, parameter: click.Parameter | None) -> str | None
         return None
     source = ctx.get_parameter_source(parameter.name)
     if source is ParameterSource.ENVIRONMENT:
-        named = parameter.envvar if isinstance(parameter.envvar, str) else None
-        return named or _variable(parameter.name)
+        return str(parameter.envvar)
     if source is ParameterSource.DEFAULT_MAP:
         return str(settings_file())
     return None

@@ -21,6 +21,7 @@ from specqd.cli.opening import open_llm
 from specqd.cli.options import (
     OUT_FILE,
     MachineChoice,
+    chat_options,
     context_option,
     draft_option,
     machine_options,
@@ -31,9 +32,7 @@ from specqd.cli.options import (
     prompt_options,
     sampling_of,
     sampling_options,
-    system_option,
     text_argument,
-    think_option,
 )
 from specqd.cli.summary import level_table, summary
 from specqd.cli.terminal import one_line, say
@@ -62,8 +61,7 @@ _PATIENCE = 1.0  # seconds without standard input before a note says so
 @text_argument
 @prompt_options
 @option("--chat", "is_chat", is_flag=True, help="Apply the chat template.")
-@system_option("System message; with --chat.")
-@think_option
+@chat_options("System message; with --chat.", needs="is_chat")
 @sampling_options
 @draft_option
 @precision_option
@@ -73,6 +71,7 @@ _PATIENCE = 1.0  # seconds without standard input before a note says so
 @option(
     "--logprobs",
     also=("--n-probs",),
+    needs="is_json",
     type=int,
     metavar="K",
     help="With --json: log-probabilities of the tokens, and of the K likeliest at each place.",
@@ -115,12 +114,6 @@ def generate(
     is put before TEXT or the text of -p. One newline at the end of a file or of standard input is
     dropped. Sampling options default to the model's generation_config.json.
     """
-    if sampling["logprobs"] is not None and not is_json:
-        raise click.UsageError("--logprobs needs JSON; add --json")
-    if system is not None and not is_chat:
-        raise click.UsageError("--system needs a chat; add --chat")
-    if thinks is not None and not is_chat:
-        raise click.UsageError("--think and --no-think need a chat; add --chat")
     text = read_prompt(prompt_of(words, prompt), file)
 
     from specqd.sampling import SamplingParams
@@ -166,8 +159,6 @@ def write_page(llm: "LLM", prompt: str, result: "Result", page: Path) -> None:
 
 def read_prompt(prompt: str | None, file: str | None) -> str:
     """The prompt of -p or -f, else all of standard input. Piped text comes before that of -p."""
-    if prompt is not None and file is not None:
-        raise click.UsageError("-p and -f both name a prompt; give one of them")
     if file is not None and file != "-":
         return _decoded(Path(file).read_bytes(), file)
     if prompt is None and file is None and sys.stdin.isatty():

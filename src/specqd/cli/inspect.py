@@ -9,7 +9,7 @@ import click
 
 from specqd.cli import suggest
 from specqd.cli.opening import open_llm
-from specqd.cli.options import MachineChoice, machine_options, model_argument
+from specqd.cli.options import MachineChoice, machine_options, model_argument, option
 from specqd.cli.terminal import aligned, harmless
 from specqd.errors import shown
 
@@ -136,7 +136,13 @@ class NodeReport:
 @click.command(cls=suggest.WithDrafts)
 @model_argument
 @machine_options
-@click.option("--matrices", "has_matrices", is_flag=True, help="Also list all packed matrices.")
+@option(
+    "--matrices",
+    "has_matrices",
+    excludes=("drafts",),
+    is_flag=True,
+    help="Also list all packed matrices.",
+)
 @suggest.options
 @click.option("--json", "is_json", is_flag=True, help="Print one JSON object.")
 def inspect(
@@ -162,10 +168,6 @@ def inspect(
       specqd inspect Qwen/Qwen3-0.6B --json | jq .bits_per_weight
       specqd inspect ./my-model --drafts ./small ./smaller --prompts prompts.jsonl
     """
-    if has_matrices and drafts:
-        raise click.UsageError("--matrices cannot be combined with --drafts; give one of them")
-    if (prompts is not None or temperature is not None) and not drafts:
-        raise click.UsageError("--prompts and --temperature need --drafts; add it")
     llm = open_llm(model, "none", machine)
     if drafts:
         directories = [each for each in drafts if each]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from specqd.cli.command import Model, Option, keep_model
+from specqd.cli.command import MODEL_OPTION, Model, Option, keep_model
 
 if TYPE_CHECKING:
     from specqd.model.model import Machine
@@ -39,7 +39,8 @@ class Positions(click.IntRange):
 
 
 def option(*names: str, also: Sequence[str] = (), **settings: Any) -> Callable[[Command], Command]:
-    """An option with further names, which the help does not show."""
+    """An option with further names, which the help does not show. `settings` are those of Option
+    and of click's options."""
     return click.option(*names, cls=Option, also=also, **settings)
 
 
@@ -84,11 +85,10 @@ def limits(prompts: int, new_tokens: int, help_text: str) -> Callable[[Command],
 def model_argument(command: Command) -> Command:
     """MODEL, by default the shipped one; also given as -m, as in llama.cpp."""
     by_option = click.option(
-        *("-m", "--model", "-hf", "--hf-repo", "model_by_option"),
+        *(*MODEL_OPTION, "model_by_option"),
         hidden=True,
         expose_value=False,
         is_eager=True,
-        allow_from_autoenv=False,
         callback=keep_model,
     )
     argument = click.argument(
@@ -110,9 +110,7 @@ def text_argument(command: Command) -> Command:
 
 
 def prompt_of(words: Sequence[str], prompt: str | None) -> str | None:
-    """The text of -p, or the one after MODEL."""
-    if words and prompt is not None:
-        raise click.UsageError("TEXT and -p both name a prompt; give one of them")
+    """The text of -p, or the one after MODEL. The command refuses both."""
     return " ".join(words) if words else prompt
 
 
@@ -206,27 +204,32 @@ def prompt_options(command: Command) -> Command:
     prompt = option(
         *("-p", "--prompt"),
         metavar="TEXT",
+        excludes=("words", "file"),
         help="Text to continue. Piped standard input comes before it, on lines of its own.",
     )
     file = option(
         *("-f", "--file"),
+        excludes=("words",),
         type=click.Path(exists=True, dir_okay=False, allow_dash=True),
         help="File with the text to continue; -: standard input.",
     )
     return prompt(file(command))
 
 
-def system_option(help_text: str) -> Callable[[Command], Command]:
+def chat_options(system_help: str, needs: str | None = None) -> Callable[[Command], Command]:
+    """--system, and --think or --no-think; `needs`: the parameter without which they have no
+    effect."""
     names = ("-sys", "--system-prompt")
-    return option("--system", also=names, metavar="TEXT", help=help_text)
-
-
-think_option = option(
-    "--think/--no-think",
-    "thinks",
-    default=None,
-    help="Let the model reason before it answers, or not. Its chat template must have a switch.",
-)
+    system = option("--system", also=names, needs=needs, metavar="TEXT", help=system_help)
+    think = option(
+        "--think/--no-think",
+        "thinks",
+        needs=needs,
+        default=None,
+        help="Let the model reason before it answers, or not. Its chat template must have a "
+        "switch.",
+    )
+    return lambda command: system(think(command))
 
 
 def sampling_options(command: Command, *, max_tokens: int | None = 128) -> Command:

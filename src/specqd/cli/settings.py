@@ -73,12 +73,16 @@ def _command(
     shared: Mapping[str, Any],
 ) -> dict[str, Any]:
     words = _words(command)
-    found = {words[_word(key)]: each for key, each in shared.items() if _word(key) in words}
-    for key, each in own.items():
+    for key in own:
         if _word(key) not in words:
             problem = f"{shown(key)} is no option of {name}{_near(key, words)}"
             raise ConfigError(f"{path}: [{name}]: {problem}")
-        found[words[_word(key)]] = each
+    found = {}
+    for key, value in (*shared.items(), *own.items()):
+        if parameter := words.get(_word(key)):
+            takes_list = isinstance(parameter, click.Option) and parameter.multiple
+            is_list = isinstance(value, list)
+            found[parameter.name] = [value] if takes_list and not is_list else value
     return found
 
 
@@ -89,12 +93,14 @@ def _commands(group: click.Group) -> list[click.Command]:
     return found
 
 
-def _words(command: click.Command) -> dict[str, str]:
-    """The names of a command's options, with the parameter that each one sets."""
-    words: dict[str, str] = {}
+def _words(command: click.Command) -> dict[str, click.Parameter]:
+    """The names of a command's options, with the parameter that each one sets. Of the arguments,
+    only MODEL has a name here, and only if it has a default."""
+    words: dict[str, click.Parameter] = {}
     for parameter in command.params:
-        names = all_names(parameter)
-        words |= {_word(name): parameter.name for name in names if parameter.name}
+        if parameter.expose_value and parameter.envvar is not None:
+            names = [*parameter.opts, *getattr(parameter, "also", ())]  # not --no-think
+            words |= {_word(name): parameter for name in names}
     return words
 
 

@@ -12,7 +12,7 @@ import click
 from specqd.cli.agreement import agreement_lines, measure_agreement, note_left_out
 from specqd.cli.bench import described, interval_cells
 from specqd.cli.command import Command as AnyCommand
-from specqd.cli.options import IN_FILE, Command
+from specqd.cli.options import IN_FILE, Command, option
 from specqd.cli.terminal import ProgressBar, aligned, one_line
 
 if TYPE_CHECKING:
@@ -39,20 +39,22 @@ class WithDrafts(AnyCommand):
 
 
 def options(command: Command) -> Command:
-    drafts = click.option(
+    drafts = option(
         _OPTION,
         multiple=True,
         metavar="[DIR]...",
         help="Find the fastest drafts; each DIR is a model to try as a draft.",
     )
-    prompts = click.option(
+    prompts = option(
         "--prompts",
+        needs="drafts",
         type=IN_FILE,
         help='With --drafts: file with one JSON object per line, {"prompt": "..."}. '
         "Default: eight built-in prompts.",
     )
-    temperature = click.option(
+    temperature = option(
         "--temperature",
+        needs="drafts",
         type=click.FloatRange(0),
         help="With --drafts: sampling temperature. Default: 0.",
     )
