@@ -1,6 +1,8 @@
 """Drives a program on its own terminal as a user would. Knows nothing of the program."""
 
+import os
 import re
+import select
 import time
 from collections.abc import Mapping, Sequence
 from typing import Self
@@ -10,7 +12,8 @@ import pexpect
 ENTER, CTRL_C, CTRL_D, CTRL_J, CTRL_Z, UP = "\r", "\x03", "\x04", "\n", "\x1a", "\x1b[A"
 COLUMNS = 80
 _PATIENCE = 60.0  # seconds
-_EDITOR_BEGINS, _EDITOR_ENDS = b"\x1b[?2004h", b"\x1b[?2004l"  # bracketed paste on, off
+_MARKED, _EDITOR_ENDS = "\x1b[?2004h", b"\x1b[?2004l"  # bracketed paste on, off
+_EDITOR_BEGINS = re.compile(rb"\x1b\[\?2004h(?:\x1b\[\?1l)?\x1b\[\?25l")  # and hides the cursor
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[()][A-Z0-9]|[=>])")
 
 
@@ -40,12 +43,30 @@ class TerminalSession:
         """Types a line once the program's editor is ready."""
         deadline = time.monotonic() + _PATIENCE
         self._lines += 1
-        while self.raw.count(_EDITOR_BEGINS) < self._lines:
+        while len(_EDITOR_BEGINS.findall(self.raw)) < self._lines:
             assert self._read(deadline), f"the editor was not ready for {line!r}"
         self.send(line + end)
 
     def send(self, keys: str) -> None:
         self._child.send(keys)
+
+    def paste(self, text: str, *, is_marked: bool = True) -> None:
+        """Pastes a text as terminals do: marked as a paste once the program has asked for that."""
+        text = text.replace("\n", ENTER)
+        if is_marked:
+            self.expect_raw(_MARKED)
+            text = f"\x1b[200~{text}\x1b[201~"
+        data, deadline = text.encode(), time.monotonic() + _PATIENCE
+        while data:  # in small parts, because a terminal that is full would block us
+            left = max(0, deadline - time.monotonic())
+            assert select.select([], [self._child.fileno()], [], left)[1], "nothing reads the paste"
+            data = data[os.write(self._child.fileno(), data[:256]) :]
+
+    def expect_raw(self, text: str) -> None:
+        """Waits until the program has written `text`, escape sequences included."""
+        deadline = time.monotonic() + _PATIENCE
+        while text.encode() not in self.raw:
+            assert self._read(deadline), f"{text!r} never came"
 
     @property
     def echoes(self) -> bool:
@@ -62,13 +83,17 @@ class TerminalSession:
         self._seen += len(before) + len(text)
         return before
 
+    def expect_sent(self) -> None:
+        """Waits until the editor has ended, which it does with the last line said."""
+        deadline = time.monotonic() + _PATIENCE
+        while self.raw.count(_EDITOR_ENDS) < self._lines:
+            assert self._read(deadline), "the editor did not end"
+
     def expect_answer(self) -> None:
         """Waits until the editor has ended and the program has written 100 bytes."""
+        self.expect_sent()
         deadline = time.monotonic() + _PATIENCE
-        while (
-            self.raw.count(_EDITOR_ENDS) < self._lines
-            or len(self.raw.split(_EDITOR_ENDS)[-1]) < 100
-        ):
+        while len(self.raw.split(_EDITOR_ENDS)[-1]) < 100:
             assert self._read(deadline), "no answer came"
 
     def wait(self) -> int:

@@ -2,9 +2,10 @@
 text and nothing else."""
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +13,7 @@ from specqd.cli.chat_input import ChatInput, PipedInput, TerminalInput, history_
 from specqd.cli.chat_settings import Settings
 from specqd.cli.command import Command
 from specqd.cli.generate import read_prompt
+from specqd.cli.keyboard import Keyboard, held_keyboard
 from specqd.cli.opening import open_llm
 from specqd.cli.options import (
     MachineChoice,
@@ -28,8 +30,12 @@ from specqd.cli.options import (
     text_argument,
 )
 from specqd.cli.talk import COMMANDS, LEAVE, Talk
-from specqd.cli.terminal import say
+from specqd.cli.terminal import no_echo, say
 from specqd.text.channels import has_channels
+
+if TYPE_CHECKING:
+    from specqd.llm import LLM
+    from specqd.sampling import SamplingParams
 
 _EPILOG = """\b
 Examples:
@@ -81,28 +87,42 @@ def chat(
     text = prompt_of(words, prompt)
     text = None if text is None else read_prompt(text, None)
     given = SamplingParams(**sampling_of(sampling))
-    llm = open_llm(model, draft, machine, precision=precision, context=context)
-    params = chat_sampling(given, llm.defaults)
+    is_terminal = sys.stdin.isatty() and sys.stderr.isatty()
+    with _keyboard(is_terminal, is_read=text is None) as keyboard:
+        llm = open_llm(model, draft, machine, precision=precision, context=context)
+        params = _params(llm, chat_sampling(given, llm.defaults))
+        settings = Settings(click.get_current_context(), params)
+        talk = Talk(llm, params, settings, system, is_terminal=is_terminal, thinks=thinks)
+        talk.introduce(is_brief=text is not None)
+        if text is not None:
+            talk.answer(text)
+            return
+        if is_terminal and params.temperature != given.temperature:
+            ours = f"temperature {CHAT_TEMPERATURE}, repetition penalty {params.repetition_penalty}"
+            say(f"sampling: {ours}; /set changes it")
+        piped = PipedInput(sys.stdin.buffer)
+        _converse(talk, piped if keyboard is None else _terminal(keyboard, settings))
+
+
+def _keyboard(is_terminal: bool, is_read: bool) -> AbstractContextManager[Keyboard | None]:
+    """The keyboard of a conversation. What is typed during one answer is left to the shell."""
+    if not is_terminal:
+        return nullcontext()
+    return held_keyboard() if is_read else no_echo()
+
+
+def _params(llm: "LLM", params: "SamplingParams") -> "SamplingParams":
+    """The parameters with what this model's text needs."""
     if not llm.tokenizer.has_chat_template and params.max_tokens is None:
         params = replace(params, max_tokens=128)
     if llm.tokenizer.has_chat_template and has_channels(llm.tokenizer):
         params = replace(params, skip_special_tokens=False)  # they say which channel it is
-    is_terminal = sys.stdin.isatty() and sys.stderr.isatty()
-    settings = Settings(click.get_current_context(), params)
-    talk = Talk(llm, params, settings, system, is_terminal=is_terminal, thinks=thinks)
-    talk.introduce(is_brief=text is not None)
-    if text is not None:
-        talk.answer(text)
-        return
-    if is_terminal and params.temperature != given.temperature:
-        ours = f"temperature {CHAT_TEMPERATURE}, repetition penalty {params.repetition_penalty}"
-        say(f"sampling: {ours}; /set changes it")
-    _converse(talk, _terminal(settings) if is_terminal else PipedInput(sys.stdin.buffer))
+    return params
 
 
-def _terminal(settings: Settings) -> TerminalInput:
+def _terminal(keyboard: Keyboard, settings: Settings) -> TerminalInput:
     names = dict.fromkeys((*COMMANDS, *LEAVE), ()) | {"/set": [*settings.names, "think", "nothink"]}
-    return TerminalInput(names, history_file())
+    return TerminalInput(keyboard, names, history_file())
 
 
 def _converse(talk: Talk, lines: ChatInput) -> None:

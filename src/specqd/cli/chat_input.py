@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
+from specqd.cli.keyboard import Keyboard
 from specqd.errors import RequestError
 
 if TYPE_CHECKING:
@@ -54,12 +55,15 @@ class TerminalInput:
     backslash before Enter start a new line; Tab completes commands; Ctrl-R searches; Ctrl-Z
     suspends the program."""
 
-    def __init__(self, commands: Mapping[str, Sequence[str]], history_file: Path) -> None:
+    def __init__(
+        self, keyboard: Keyboard, commands: Mapping[str, Sequence[str]], history_file: Path
+    ) -> None:
         from prompt_toolkit import PromptSession  # imported here: it takes a sixth of a second
         from prompt_toolkit.completion import NestedCompleter
         from prompt_toolkit.output import create_output
         from prompt_toolkit.shortcuts import CompleteStyle
 
+        self._keyboard = keyboard
         self._session: PromptSession[str] = PromptSession(
             "> ",
             multiline=True,
@@ -73,12 +77,14 @@ class TerminalInput:
             complete_style=CompleteStyle.READLINE_LIKE,
             reserve_space_for_menu=0,
             enable_suspend=True,
+            input=keyboard.input,
             output=create_output(sys.stderr),
         )
 
     def read(self) -> str | None:
         try:
-            return str(self._session.prompt())
+            with self._keyboard.lent():
+                return str(self._session.prompt())
         except EOFError:
             return None
 

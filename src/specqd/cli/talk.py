@@ -16,7 +16,7 @@ from specqd.cli.answers import ChanneledAnswer, PlainAnswer, write_answer
 from specqd.cli.chat_settings import Settings
 from specqd.cli.conversation import converse
 from specqd.cli.summary import is_full, level_table, summary
-from specqd.cli.terminal import harmless, has_colour, no_echo, say
+from specqd.cli.terminal import harmless, has_colour, say
 from specqd.errors import RequestError, SpecqdError
 
 if TYPE_CHECKING:
@@ -235,15 +235,14 @@ class Talk:
     @contextmanager
     def _interruptible(self) -> "Iterator[Interrupt]":
         """On a terminal, the first Ctrl-C stops the answer after the current round, and the second
-        stops the program. The editor gets what is typed meanwhile."""
+        stops the program."""
         interrupt = Interrupt()
         if not self._is_terminal:
             yield interrupt
             return
         before = signal.signal(signal.SIGINT, interrupt)
         try:
-            with no_echo():
-                yield interrupt
+            yield interrupt
         finally:
             signal.signal(signal.SIGINT, before)
 

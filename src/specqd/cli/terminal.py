@@ -59,14 +59,22 @@ def outputs_meet() -> bool:
 
 @contextmanager
 def no_echo() -> Iterator[None]:
-    """Hides what is typed; the next reader gets it. Ctrl-C and Ctrl-Z still work."""
-    keyboard = sys.stdin.fileno()
-    before = termios.tcgetattr(keyboard)
-    tty.setcbreak(keyboard, termios.TCSADRAIN)
+    """Hides what is typed; the next reader gets it. Ctrl-C and Ctrl-Z still work, and drop nothing
+    of what was typed before them."""
+    before = termios.tcgetattr(sys.stdin)
+    hide_typing()
     try:
         yield
     finally:
-        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def hide_typing() -> None:
+    """Does the same for good, and again after Ctrl-Z, at which the shell sets its own modes."""
+    tty.setcbreak(sys.stdin, termios.TCSADRAIN)
+    modes = termios.tcgetattr(sys.stdin)
+    modes[tty.LFLAG] |= termios.NOFLSH
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, modes)
 
 
 def has_colour(stream: TextIO) -> bool:
