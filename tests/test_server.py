@@ -13,7 +13,7 @@ from specqd.engine.generation import TokenLogprob
 from specqd.llm import Completion
 from support.batches import answered, line
 from support.fixtures import a_server
-from support.openai_client import CHAT, COMPLETIONS, RESPONSES, client_of
+from support.openai_client import CHAT, COMPLETIONS, client_of
 from support.served import Served, serving
 
 openai = pytest.importorskip("openai", reason="needs OpenAI's client")
@@ -254,19 +254,6 @@ def test_a_batch_file_has_the_same_answers(
         assert reply.status == given["status_code"]
         for name in ("choices", "object", "model", "error"):
             assert reply.content.get(name) == given["body"].get(name), name
-
-
-def test_the_temperature_is_openais_if_the_model_recommends_none(
-    served: Served, llm: LLM, rng: np.random.Generator
-) -> None:
-    seed = int(rng.integers(1 << 40))
-    body = {"messages": MESSAGES, "max_tokens": 40, "seed": seed, "return_token_ids": True}
-    [choice] = served.ask("POST", CHAT, body).content["choices"]
-    params = SamplingParams(max_tokens=40, temperature=1, seed=seed)
-    assert choice["token_ids"] == llm.chat(PLAIN_MESSAGES, params).tokens
-    assert served.ask("GET", "/page/facts").content["temperature"] == 1
-    response = served.ask("POST", RESPONSES, {"input": "Hi", "max_output_tokens": 1}).content
-    assert response["temperature"] == 1
 
 
 def test_models_and_health_are_served(client: Any, served: Served) -> None:

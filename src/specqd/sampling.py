@@ -31,6 +31,10 @@ class Defaults(Protocol):
     """The settings that a model's authors recommend; None for those that they do not state."""
 
     @property
+    def is_stated(self) -> bool:
+        """Whether they say how to sample."""
+
+    @property
     def do_sample(self) -> bool | None: ...
     @property
     def effective_temperature(self) -> float: ...
@@ -175,6 +179,12 @@ def chat_sampling(params: SamplingParams, defaults: Defaults) -> SamplingParams:
         return params
     penalty = params.repetition_penalty or defaults.repetition_penalty or CHAT_REPETITION_PENALTY
     return replace(params, temperature=CHAT_TEMPERATURE, repetition_penalty=penalty)
+
+
+def request_sampling(params: SamplingParams, defaults: Defaults) -> SamplingParams:
+    """The complete parameters of a request to a server or in a batch file: what it omits comes from
+    the model's own sampling or, if it states none, from that of chats."""
+    return (params if defaults.is_stated else chat_sampling(params, defaults)).resolved(defaults)
 
 
 def _check_int(name: str, value: object, least: int, most: int) -> None:

@@ -232,19 +232,9 @@ def chat_options(system_help: str, needs: str | None = None) -> Callable[[Comman
     return lambda command: system(think(command))
 
 
-def sampling_options(command: Command, *, max_tokens: int | None = 128) -> Command:
-    """Adds options named like the fields of SamplingParams, with this default of --max-tokens."""
-    most = "-1: until the context is full."
+def recommended_options(command: Command) -> Command:
+    """The options of sampling that a model's authors may recommend."""
     options = [
-        option(
-            *("-n", "--max-tokens"),
-            also=("--predict", "--n-predict", "--num-predict", "--max-new-tokens"),
-            type=int,
-            default=max_tokens,
-            show_default=max_tokens is not None,
-            callback=_count,
-            help=f"Maximum of new tokens; {most}",
-        ),
         option(
             "--temperature",
             also=("--temp",),
@@ -260,6 +250,24 @@ def sampling_options(command: Command, *, max_tokens: int | None = 128) -> Comma
             type=float,
             help="Divide the logits of tokens that are in the prompt or the text by this; 1: off.",
         ),
+    ]
+    return _with(command, options)
+
+
+def sampling_options(command: Command, *, max_tokens: int | None = 128) -> Command:
+    """Adds options named like the fields of SamplingParams, with this default of --max-tokens."""
+    most = "-1: until the context is full."
+    options = [
+        option(
+            *("-n", "--max-tokens"),
+            also=("--predict", "--n-predict", "--num-predict", "--max-new-tokens"),
+            type=int,
+            default=max_tokens,
+            show_default=max_tokens is not None,
+            callback=_count,
+            help=f"Maximum of new tokens; {most}",
+        ),
+        recommended_options,
         option(
             "--presence-penalty",
             type=float,
@@ -282,6 +290,11 @@ def sampling_options(command: Command, *, max_tokens: int | None = 128) -> Comma
         ),
         option("--ignore-eos", is_flag=True, help="Continue after the model's end-of-text tokens."),
     ]
+    return _with(command, options)
+
+
+def _with(command: Command, options: Sequence[Callable[[Command], Command]]) -> Command:
+    """The command with these options, in this order."""
     for each in reversed(options):
         command = each(command)
     return command

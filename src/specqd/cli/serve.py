@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 from ipaddress import ip_address
+from typing import Any
 from urllib.parse import urlsplit
 
 import click
@@ -16,6 +17,7 @@ from specqd.cli.options import (
     machine_options,
     model_argument,
     option,
+    recommended_options,
 )
 from specqd.cli.terminal import say
 from specqd.errors import RequestError
@@ -87,6 +89,14 @@ Examples:
     help="Tokens in the KV cache, over all sequences; 64k is 65536. Default: four contexts, if "
     "they fit.",
 )
+@recommended_options
+@click.option(
+    "--strict-openai",
+    is_flag=True,
+    help="Sample at OpenAI's temperature 1 if neither the request, nor an option, nor the model "
+    "states a temperature. Default: as `specqd chat` does, at 0.7 with a repetition penalty of "
+    "1.05.",
+)
 @click.option(
     "--lenient",
     is_flag=True,
@@ -111,14 +121,18 @@ def serve(
     max_gap: float,
     context: int | None,
     cache_positions: int | None,
+    strict_openai: bool,
     lenient: bool,
     served_model_name: str | None,
     machine: MachineChoice,
+    **sampling: Any,
 ) -> None:
     """Serve a model over OpenAI's HTTP API.
 
     Completions and chats, streamed or whole; a chat page at /, Prometheus metrics at /metrics.
-    Without --host, only this machine can connect. Needs the extra `serve`.
+    Without --host, only this machine can connect. Sampling options are for requests that set none;
+    they default to the model's generation_config.json. Needs the extra
+    `serve`.
     """
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise RequestError(f"serving needs {', '.join(missing)}; {install_command('serve')}")
@@ -127,10 +141,12 @@ def serve(
     if not all(key.isascii() and key.isprintable() for key in api_keys):
         raise click.UsageError("--api-key: HTTP headers carry printable ASCII only")
 
+    from specqd.sampling import SamplingParams
     from specqd.server.guard import Access
     from specqd.server.listening import listen, run
     from specqd.server.opening import DRAIN_SECONDS, open_service
 
+    defaults = SamplingParams(**{k: v for k, v in sampling.items() if v is not None})
     sock = listen(host, port)
     llm = open_llm(model, draft, machine, cache_positions=cache_positions, context=context)
     names = frozenset(each.lower() for each in (host, *allow_host))
@@ -141,6 +157,8 @@ def serve(
         max_gap_s=max_gap,
         name=served_model_name,
         is_lenient=lenient,
+        sampling=defaults,
+        is_strict=strict_openai,
     )
     address = sock.getsockname()
     shown = f"[{address[0]}]" if ":" in address[0] else address[0]

@@ -22,6 +22,11 @@ class GenerationDefaults:
     eos_token_ids: tuple[int, ...] | None = None
 
     @property
+    def is_stated(self) -> bool:
+        """Whether they say how to sample."""
+        return self.do_sample is not None or self.temperature is not None
+
+    @property
     def effective_temperature(self) -> float:
         """0 (greedy) unless `do_sample`; then the stated temperature, or 1."""
         if not self.do_sample:
@@ -29,10 +34,8 @@ class GenerationDefaults:
         return 1.0 if self.temperature is None else self.temperature
 
     def with_openai_temperature(self) -> "GenerationDefaults":
-        """For requests in OpenAI's form: temperature 1 where neither `do_sample` nor a temperature
-        is stated."""
-        is_open = self.do_sample is None and self.temperature is None
-        return replace(self, do_sample=True) if is_open else self
+        """With OpenAI's temperature 1 where they do not say how to sample."""
+        return self if self.is_stated else replace(self, do_sample=True)
 
 
 def read_generation_defaults(directory: Path) -> GenerationDefaults:

@@ -314,9 +314,8 @@ def _submit(llm: LLM, line: BatchRequest, grammar_of: GrammarOf | None) -> _Runn
     if prepared.params.seed is None:  # a digest of the line, so that each run gives this answer
         prepared = replace(prepared, params=replace(prepared.params, seed=int(line.key[:15], 16)))
     make_grammar = grammar_of(prepared) if grammar_of is not None else None
-    defaults = llm.defaults.with_openai_temperature()
     salt = line.request.options.cache_salt
-    request = prepared.for_engine(defaults, make_grammar, salt)
+    request = prepared.for_engine(llm.defaults, make_grammar, salt)
     return _Running(line, prepared, llm.engine.submit(request))
 
 
@@ -336,7 +335,7 @@ def _line(running: _Running, batch: Batch, llm: LLM) -> Json:
 
 def _reply(line: BatchRequest, prepared: Prepared, usage: Usage, batch: Batch, llm: LLM) -> Reply:
     if isinstance(line.parsed, ResponsesRequest):
-        echoed = line.parsed.echoed(llm.defaults.with_openai_temperature())
+        echoed = line.parsed.echoed(llm.defaults)
         return ResponsesAnswer(
             batch.model,
             usage,

@@ -3,7 +3,7 @@
 Also accepts some of vLLM's fields: those of SamplingParams, min_tokens (only with ignore_eos),
 continuous_usage_stats, return_token_ids, cache_salt and chat_template_kwargs; llama.cpp's
 return_progress; and two fields of this server: return_origins and draft. For sampling fields that
-are absent, the model's recommendation applies, or else OpenAI's temperature of 1. Errors name the
+are absent, the model's recommendation applies, or else the defaults of chats. Errors name the
 field.
 """
 
@@ -24,7 +24,7 @@ from specqd.openai.options import (
     sampling_params,
 )
 from specqd.openai.tool_calls import CallForm, ToolUse, call_form
-from specqd.sampling import Defaults, SamplingParams
+from specqd.sampling import Defaults, SamplingParams, request_sampling
 from specqd.text.channels import has_channels
 from specqd.text.chat_template import role_of
 from specqd.text.tokenizer import Tokenizer
@@ -154,7 +154,7 @@ class Prepared:
         options = self.request.options
         return GenerationRequest(
             self.prompts,
-            self.params.resolved(defaults),
+            request_sampling(self.params, defaults),
             make_grammar,
             cache_salt,
             options.is_plain,

@@ -21,7 +21,7 @@ from specqd.openai.options import (
 )
 from specqd.openai.requests import ChatRequest, effort_variable, template_variables
 from specqd.openai.tool_calls import ToolUse
-from specqd.sampling import Defaults
+from specqd.sampling import Defaults, request_sampling
 
 Json = dict[str, Any]
 
@@ -52,7 +52,7 @@ class ResponsesRequest:
 
     def echoed(self, defaults: Defaults) -> Json:
         """Returns the members of the answer that repeat the request, with the defaults applied."""
-        given, params = self.given, self.chat.params.resolved(defaults)
+        given, params = self.given, request_sampling(self.chat.params, defaults)
         text, use = given.get("text") or {}, self.chat.tool_use
         reasoning = {"effort": None, "summary": None}
         return {

@@ -31,11 +31,12 @@ from specqd.openai.requests import Request as ApiRequest
 from specqd.openai.responses_answers import ResponsesAnswer
 from specqd.openai.responses_requests import responses_request
 from specqd.openai.speculation import DraftMetrics
+from specqd.sampling import SamplingParams, request_sampling
 from specqd.server.bandwidth import measure_limits
 from specqd.server.bodies import IgnoredFields, detokenize_request, json_of, tokenize_request
 from specqd.server.guard import CLIENT, Access, Guard
 from specqd.server.metrics import CONTENT_TYPE, Counts, Metrics
-from specqd.server.page import Facts, add_page
+from specqd.server.page import Facts, SamplingDefaults, add_page
 from specqd.server.problems import ANTHROPIC, ProblemError, problem_of, refused
 from specqd.server.streams import AnswerResponse
 
@@ -61,7 +62,7 @@ class Serving:
 
     engine: Engine
     model_name: str
-    defaults: GenerationDefaults  # the model's, for fields that a request omits
+    defaults: GenerationDefaults  # for fields that a request omits
     access: Access
     most_open_samples: int = 1024
     is_lenient: bool = False  # ignore unknown fields of requests instead of rejecting them
@@ -73,7 +74,7 @@ class Service:
     def __init__(self, serving: Serving) -> None:
         self.serving = serving
         self.engine = serving.engine
-        self.defaults = serving.defaults.with_openai_temperature()
+        self.defaults = serving.defaults
         self.tokenizer = serving.engine.tokenizer
         self.bandwidth = measure_limits(serving.engine)
         self.metrics = Metrics(serving.model_name, Stats.of(serving.engine), self.bandwidth)
@@ -170,7 +171,7 @@ class Service:
             self.serving.model_name,
             self.tokenizer.has_chat_template,
             self.engine.max_context,
-            self.defaults.effective_temperature,
+            SamplingDefaults.of(request_sampling(SamplingParams(), self.defaults)),
             chain_of(self.engine.level),
             self.bandwidth,
         )

@@ -1,9 +1,14 @@
 """Makes a service of a loaded model: its engine, its name and its access rules."""
 
+from dataclasses import replace
+from typing import Any
+
+from specqd.config import GenerationDefaults
 from specqd.engine.engine import Engine
 from specqd.engine.prompts import MAX_GAP_S
 from specqd.hub import model_name
 from specqd.llm import LLM
+from specqd.sampling import SamplingParams
 from specqd.server.app import Service, Serving
 from specqd.server.guard import Access
 
@@ -18,11 +23,15 @@ def open_service(
     max_gap_s: float = MAX_GAP_S,
     name: str | None = None,
     is_lenient: bool = False,
+    sampling: SamplingParams | None = None,
+    is_strict: bool = False,
 ) -> Service:
     """Builds the service, and measures memory bandwidth.
 
     max_gap_s: seconds that answers may pause while prompts are read.
     name: the model's name in the API. None: the name of its directory, or owner/name.
+    sampling: defaults that replace the model's own for requests that omit these fields.
+    is_strict: OpenAI's temperature 1, rather than that of chats, if nothing states a temperature.
     """
     engine = Engine(
         llm.engine.level,
@@ -32,4 +41,18 @@ def open_service(
         max_gap_s=max_gap_s,
     )
     name = name or model_name(llm.directory)
-    return Service(Serving(engine, name, llm.defaults, access, is_lenient=is_lenient))
+    defaults = _replaced(llm.defaults, sampling or SamplingParams())
+    if is_strict:
+        defaults = defaults.with_openai_temperature()
+    return Service(Serving(engine, name, defaults, access, is_lenient=is_lenient))
+
+
+def _replaced(defaults: GenerationDefaults, given: SamplingParams) -> GenerationDefaults:
+    chosen: dict[str, Any] = {
+        name: value
+        for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        if (value := getattr(given, name)) is not None
+    }
+    if given.temperature is not None:
+        chosen["do_sample"] = given.temperature > 0
+    return replace(defaults, **chosen)

@@ -1,12 +1,14 @@
 """Serves the page at `/`: its files with security headers, and facts about the model."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
 from importlib.resources import files
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+
+from specqd.sampling import SamplingParams
 
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -82,13 +84,29 @@ ASSETS = {"/": Asset.of("index.html")} | {f"/page/{name}": Asset.of(name) for na
 
 
 @dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """The sampling of requests that set none."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+
+    @classmethod
+    def of(cls, params: SamplingParams) -> "SamplingDefaults":
+        """From complete parameters."""
+        return cls(**{each.name: getattr(params, each.name) for each in fields(cls)})
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What the page shows about the model, and needs before the first request."""
 
     model: str
     has_chat_template: bool
     max_context: int  # tokens
-    temperature: float  # for requests that set none
+    sampling: SamplingDefaults
     chain: tuple[str, ...]  # names of the levels, target first; a token's depth is an index of it
     bandwidth: Mapping[str, float]  # memory's GB/s by level name
 

@@ -197,13 +197,21 @@ function showFacts() {
   prompt.classList.toggle("code", !isChat);
   at("system-label").hidden = !isChat;
   at("tokens-button").hidden = !isChat;
-  at("temperature").placeholder = facts.temperature;
+  at("temperature").placeholder = facts.sampling.temperature;
+  at("sampling").textContent = `The server's default: ${shownSampling(facts.sampling)}.`;
   at("max-tokens").placeholder = conversation.mostTokens;
   at("max-tokens").max = facts.max_context;
   at("compare-label").hidden = facts.chain.length < 2;
   const does = isChat ? "answers" : "continues your text";
   at("welcome").querySelector("h2").textContent = `${facts.model} ${does}`;
   showLevels(at("welcome").querySelector(".levels"), facts.chain);
+}
+
+/** The temperature, and what else has an effect. */
+function shownSampling(sampling) {
+  const without = { temperature: null, top_p: 1, top_k: 0, min_p: 0, repetition_penalty: 1 };
+  return Object.entries(sampling).filter(([name, value]) => value !== without[name])
+    .map(([name, value]) => `${name.replace("_", " ")} ${value}`).join(", ");
 }
 
 function askForKey() {
