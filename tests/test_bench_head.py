@@ -140,7 +140,8 @@ def test_the_command_prints_a_table_and_one_json_object(
 ) -> None:
     prompts = write_lines(tmp_path / "prompts.jsonl", [{"prompt": "abc"}, {"prompt": "xyz"}])
     words = ["bench", "head", model, "--draft", f"head:{head}", "--prompts", prompts, "-n", 8]
-    assert main(list(map(str, [*words, "--guesses", 2, "--temperature", 0]))) == 0
+    words += ["--guesses", 2, "--temperature", 0, "--json", "-"]
+    assert main(list(map(str, words))) == 0
     *table, last = capsys.readouterr().out.splitlines()
     assert "guess 2" in table[1]
     [result] = json.loads(last)["results"]
@@ -155,7 +156,11 @@ def test_other_readings_of_an_mtp_layer_are_tried(
     model = make_mtp_model(tmp_path / "model", shape, 1, is_knowing=True)
     prompts = write_lines(tmp_path / "prompts.jsonl", [{"prompt": "abc"}, {"prompt": "xyz"}])
     words = ["bench", "head", model, "--draft", "mtp", "--prompts", prompts, "-n", 20]
-    assert main(list(map(str, [*words, "--guesses", 2, "--temperature", 0, "--probe"]))) == 0
+    words += ["--guesses", 2, "--temperature", 0, "--probe", "--json", "-"]
+    assert (
+        main(list(map(str, [*words, "--guesses", 2, "--temperature", 0, "--probe", "--json", "-"])))
+        == 0
+    )
     results = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
     found = {each["reading"]: each["mean_accepted_length"] for each in results}
     fields = ("reads_normed false", "recycles_normed false", "hidden_first false")

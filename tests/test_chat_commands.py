@@ -44,9 +44,13 @@ def test_a_trial(model: Path, tmp_path: Path) -> None:
         session.expect("sampling: temperature 0.7, repetition penalty 1.05; /set changes it")
         session.say("ab")
         session.expect("specqd: 12 tokens, ")
-        session.expect(" tokens/s, stopped: length, seed 7")
+        session.expect(" tokens/s, stopped: length")
+        session.say("/stats")
+        session.expect("seed       7")
         session.say("/regenerate")
-        session.expect(" tokens/s, stopped: length, seed 8")
+        session.expect(" tokens/s, stopped: length")
+        session.say("/stats")
+        session.expect("seed       8")
         session.say(f"/save {tmp_path / 'talk.json'}")
         session.expect("saved to ")
         session.say("/set temperature 0.25")
@@ -55,7 +59,7 @@ def test_a_trial(model: Path, tmp_path: Path) -> None:
         session.say("/set warmth 3")
         session.expect("error: warmth cannot be set; known: max-tokens, temperature, ")
         session.say("cd")
-        session.expect("stopped: length, seed 7")
+        session.expect("stopped: length")
         session.say("/help")
         session.expect("/regenerate")
         session.say("/bye")
@@ -178,7 +182,7 @@ def test_a_text_behind_the_model_is_answered_and_the_program_ends(
         ran = run_program("chat", model, *words, *OPTIONS, "--seed", "5")
         assert (ran.returncode, ran.stdout.decode(), ran.stderr) == (0, expected, b"")
     with terminal(tmp_path, model, "ab cd", *OPTIONS, "--seed", "5") as session:
-        session.expect("stopped: length, seed 5")
+        session.expect("stopped: length")
         assert session.wait() == 0
     assert b"/help" not in session.raw
 

@@ -100,13 +100,13 @@ def test_without_a_model_the_shipped_one_is_used(run: Run) -> None:
     assert out == LLM().generate("def fibonacci(n):", SamplingParams(24, temperature=0))[0].text
 
 
-def test_the_summary_names_the_seed_that_repeats_a_sampled_text(
+def test_with_statistics_the_summary_names_the_seed_that_repeats_a_sampled_text(
     small_model: Path, run: Run
 ) -> None:
-    _, first, summary = run("generate", small_model, "-p", "ab", "-n", "20", "--temperature", "0.9")
-    seed = summary.strip().rpartition("seed ")[2]
-    again = ["-n", "20", "--temperature", "0.9", "--seed", seed]
-    assert run("generate", small_model, "-p", "ab", *again)[1] == first
+    command = ["generate", small_model, "-p", "ab", "-n", "20", "--temperature", "0.9"]
+    _, first, told = run(*command, "--stats")
+    seed = told.splitlines()[0].rpartition("seed ")[2]
+    assert run(*command, "--seed", seed)[1] == first
 
 
 def test_json_is_one_object_as_documented(small_model: Path, run: Run) -> None:

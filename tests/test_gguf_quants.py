@@ -121,8 +121,8 @@ def test_the_warning_names_the_types_and_what_was_loaded(
     tensors["blk.0.attn_q.weight"] = Quantised.of("Q8_0", tensors["blk.0.attn_q.weight"])
     tensors["blk.1.ffn_up.weight"] = Quantised.of("Q4_1", tensors["blk.1.ffn_up.weight"])
     path = write_gguf(tmp_path / "m.gguf", metadata, tensors)
-    status, _, err = run("generate", path, "-p", "ab", "-n", "3")
-    note, _ = err.splitlines()
+    status, _, err = run("inspect", path)
+    [note] = err.splitlines()
     assert status == 0
     assert note.endswith(
         "m.gguf: the weights are Q8_0, Q4_1 and FP32; they are dequantised and rounded to BF16 "

@@ -189,8 +189,6 @@ def test_a_failed_allocation_is_reported(refused: Refuse, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("--max-tokens", "0"),
-        ("--max-tokens", "-5"),
         ("--temperature", "-1"),
         ("--temperature", "nan"),
         ("--top-p", "1.5"),
@@ -221,15 +219,6 @@ def test_the_error_for_a_number_of_threads_out_of_range_names_it(
     refused: Refuse, threads: str
 ) -> None:
     assert f"--threads {threads}" in refused("--threads", threads)
-
-
-def test_the_error_for_a_result_file_that_cannot_be_written_names_it(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("specqd.model.bandwidth.SIZES", (10**6,))
-    file = tmp_path / "no" / "such" / "place.json"
-    status, _, err = run("bench", "bandwidth", "--json", file)
-    assert (status, err) == (1, f"specqd: error: {file}: No such file or directory\n")
 
 
 def test_names_from_files_are_printed_without_control_characters(

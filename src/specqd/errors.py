@@ -83,6 +83,10 @@ class SpecqdWarning(_Message, UserWarning):
     """A fact that a user should know, without need to act. The message is one line."""
 
 
+class RoundingWarning(SpecqdWarning):
+    """A file's weights are not BF16, so that output is exact for the rounded ones."""
+
+
 @contextmanager
 def naming_file(path: Path) -> Iterator[None]:
     """Adds the file to an error of the system that names none, such as the one of a full disk."""

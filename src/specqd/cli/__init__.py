@@ -12,6 +12,7 @@ from io import TextIOWrapper
 from typing import TextIO
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a quota, the longest file
+_DESCRIBING = ("chat", "inspect", "pack", "serve")  # commands that say what a model's weights are
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,6 +82,17 @@ def _show_warning(
     from specqd.cli.terminal import one_line
     from specqd.errors import SpecqdWarning
 
-    if isinstance(message, SpecqdWarning):
+    if isinstance(message, SpecqdWarning) and not _is_silent(message):
         name_option(message)
         print(f"specqd: note: {one_line(str(message))}", file=sys.stderr)
+
+
+def _is_silent(warning: Warning) -> bool:
+    """Whether the running command leaves the warning to those that describe a model."""
+    import click
+
+    from specqd.errors import RoundingWarning
+
+    context = click.get_current_context(silent=True)
+    describes = context is not None and context.info_name in _DESCRIBING
+    return isinstance(warning, RoundingWarning) and not describes

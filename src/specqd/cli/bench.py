@@ -117,9 +117,8 @@ def kernels(
 def _write_json(file: Path | None, machine: "Machine", results: dict[str, Any]) -> None:
     from specqd import _native
 
-    if file:
-        content = {"cpu": _native.cpu_model(), "threads": machine.pool.threads} | results
-        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    facts = {"cpu": _native.cpu_model(), "threads": machine.pool.threads}
+    write_results(facts | results, file)
 
 
 def _kernel_line(speed: "KernelSpeed") -> str:
@@ -250,8 +249,7 @@ def levels(
 
     First loads each format of draft weights and shows how often its draft agrees with the model.
     Default chains: fp4 and auto; with --small also the small model alone and below fp4.
-    Batch 1; ratios are medians over prompts with their 95 % interval. If stdout is not a terminal,
-    the last line is one JSON object.
+    Batch 1; ratios are medians over prompts with their 95 % interval.
 
     \b
     Examples:

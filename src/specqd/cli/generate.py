@@ -132,7 +132,7 @@ def generate(
     if page is not None:
         write_page(llm, text, result, page)
     if not is_json:
-        say(summary(llm, result, params))
+        say(summary(llm, result, params, has_seed=has_stats))
     if has_stats:
         print("\n".join(level_table(result.stats)), file=sys.stderr)
 
@@ -164,7 +164,7 @@ def read_prompt(prompt: str | None, file: str | None) -> str:
     if prompt is None and file is None and sys.stdin.isatty():
         raise click.UsageError("no prompt: give -p TEXT, -f FILE or standard input")
     if prompt is None or prompt == "-":
-        return _read_input()
+        return _read_whole_input()
     piped = _read_input() if _is_piped() else ""
     return f"{piped}\n{prompt}" if piped else prompt
 
@@ -183,6 +183,15 @@ def _read_input() -> str:
         if not select.select([sys.stdin], [], [], _PATIENCE)[0]:
             say("waiting for standard input, which is part of the prompt; </dev/null leaves it out")
     return _decoded(sys.stdin.buffer.read(), "standard input")
+
+
+def _read_whole_input() -> str:
+    """Standard input as the whole prompt."""
+    if not (text := _read_input()):
+        raise RequestError(
+            "no prompt: standard input is empty; give TEXT after MODEL, -p TEXT or -f FILE"
+        )
+    return text
 
 
 def _decoded(data: bytes, origin: str) -> str:

@@ -1,5 +1,6 @@
 """Arguments and options that several commands share."""
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,10 +19,29 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 IN_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-OUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 MODEL_IS = "A directory, a .gguf file, owner/name[@revision] or a short name: `specqd models`."
 _NUMA = ("auto", "one", "spread", "replicate")
 _ISAS = ("amx", "avx512bf16", "avx512", "avx2vnni", "avx2", "portable")
+
+
+class OutPath(click.Path):
+    """A file to write, in a directory that exists and can be written, so that an error comes before
+    the work. `-` is standard output if `allow_dash`."""
+
+    def __init__(self, *, allow_dash: bool = False) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path, allow_dash=allow_dash)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(super().convert(value, param, ctx))  # type: ignore[arg-type]
+        parent = path.absolute().parent
+        if not parent.is_dir():
+            self.fail(f"'{path}': there is no directory {parent}; make it first.", param, ctx)
+        if not path.exists() and not os.access(parent, os.W_OK):
+            self.fail(f"'{path}': the directory {parent} cannot be written.", param, ctx)
+        return path
+
+
+OUT_FILE = OutPath()
 
 
 class Positions(click.IntRange):
@@ -54,7 +74,10 @@ prompts_option = click.option(
     help='File with one JSON object per line: {"prompt": "..."}.',
 )
 json_option = click.option(
-    "--json", "json_file", type=OUT_FILE, help="Also write the results to this file."
+    "--json",
+    "json_file",
+    type=OutPath(allow_dash=True),
+    help="Also write the results to this file, as JSON; -: to standard output.",
 )
 temperatures_option = click.option(
     "--temperature",
@@ -302,6 +325,8 @@ def _with(command: Command, options: Sequence[Callable[[Command], Command]]) -> 
 
 def _count(context: click.Context, parameter: click.Parameter, count: int | None) -> int | None:
     """-1 means no limit, as in llama.cpp and Ollama."""
+    if count is not None and count < 1 and count != -1:
+        raise click.BadParameter(f"{count} is not a number from 1, or -1 for as many as fit.")
     return None if count == -1 else count
 
 

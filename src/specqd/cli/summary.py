@@ -17,15 +17,17 @@ _TITLES = (
 )
 
 
-def summary(llm: "LLM", result: "Result", params: "SamplingParams") -> str:
-    """One line: tokens, tokens/s, why the text ended, and the seed if it was sampled."""
+def summary(
+    llm: "LLM", result: "Result", params: "SamplingParams", *, has_seed: bool = False
+) -> str:
+    """One line: tokens, tokens/s, why the text ended, and if wanted the seed of a sampled text."""
     stats, completion = result.stats, result.completions[0]
     count = len(completion.tokens)
     parts = [f"{count} {'token' if count == 1 else 'tokens'}"]
     if stats.decoded_tokens:  # the first token comes with the prompt
         parts.append(f"{stats.tokens_per_s:.1f} tokens/s")
     parts.append(f"stopped: {_end(llm, result, completion)}")
-    if params.resolved(llm.defaults).temperature:
+    if has_seed and params.resolved(llm.defaults).temperature:
         parts.append(f"seed {completion.seed}")
     return ", ".join(parts)
 

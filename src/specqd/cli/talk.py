@@ -263,6 +263,7 @@ class Talk:
             f"prefilled in {stats.prefill_s:.2f} s",
             f"answer     {stats.new_tokens} tokens, {stats.tokens_per_s:.1f} tokens/s",
             f"context    {used} of {self._llm.engine.max_context} positions",
+            f"seed       {self._last.result.completions[0].seed}",
             *level_table(stats),
         ]
         print(harmless("\n".join(lines)), file=sys.stderr)

@@ -96,12 +96,12 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def write_results(results: Mapping[str, Any], file: Path | None) -> None:
-    """Writes JSON to the file and, if standard output is not a terminal, as its last line."""
+    """Writes the results as one line of JSON, if there is a file for them; `-`: standard output."""
     content = json.dumps(results)
-    if file is not None:
-        file.write_text(content + "\n", encoding="utf-8")
-    if not sys.stdout.isatty():
+    if file == Path("-"):
         print(content)
+    elif file is not None:
+        file.write_text(content + "\n", encoding="utf-8")
 
 
 class ProgressBar:

@@ -12,7 +12,7 @@ from specqd import _native
 from specqd.config import DecoderConfig
 from specqd.config.families import names_of
 from specqd.config.tensor_names import text_part
-from specqd.errors import MachineError, SpecqdWarning, TensorError
+from specqd.errors import MachineError, RoundingWarning, TensorError
 from specqd.formats.fp4 import DraftFormat
 from specqd.formats.gguf import is_gguf
 from specqd.formats.gguf_quants import BLOCK_FORMATS
@@ -157,7 +157,7 @@ def _warn_of_rounding(tensors: WeightSource) -> None:
             + ("dequantised and " if quantised else "")
             + "rounded to BF16 once"
             + ("; output is exact for those BF16 weights" if quantised else ""),
-            SpecqdWarning,
+            RoundingWarning,
             stacklevel=2,
         )
 
