@@ -12,11 +12,13 @@ import pytest
 
 from specqd import LLM
 from specqd.cli import main
+from specqd.cli.batch import name_in_answers
 from specqd.openai.batch import Answers, Batch
 from support.batches import TEMPLATE, answer_file, answers_by_id, random_requests, request
 from support.command_line import PROGRAM
 from support.fixtures import a_model, an_llm
-from support.random_models import Shape
+from support.gguf_files import convert
+from support.random_models import Shape, make_model
 from support.writers import write_lines as write
 
 model = a_model(Shape(is_peaked=True, context=256), TEMPLATE)
@@ -65,6 +67,25 @@ def test_the_command_answers_and_prints_a_summary(
     assert "1 refused with status 400" in printed.err
     answer_file(llm, source, expected)
     assert answers_by_id(out) == answers_by_id(expected)
+
+
+@pytest.mark.filterwarnings("ignore::specqd.errors.RoundingWarning")
+def test_answers_name_a_gguf_file_without_its_path(tmp_path: Path, seed: int) -> None:
+    made = make_model(tmp_path / "made", Shape(), seed)
+    file = convert(made, tmp_path / "model-f16.gguf", "F16")
+    source = write(tmp_path / "in.jsonl", [request("a", seed=seed)])
+    out = tmp_path / "out.jsonl"
+    assert main(["batch", str(source), str(file), "-o", str(out)]) == 0
+    [answer] = answers_by_id(out).values()
+    assert answer["response"]["body"]["model"] == "model-f16.gguf"
+    assert str(tmp_path) not in out.read_text()
+
+
+@pytest.mark.parametrize(
+    ("given", "name"), [("qwen3:0.6b", "Qwen/Qwen3-0.6B"), ("owner/name", "owner/name")]
+)
+def test_a_model_to_fetch_has_the_name_of_its_repository(given: str, name: str) -> None:
+    assert name_in_answers(given) == name
 
 
 def test_a_refusal_of_the_file_is_status_1_and_one_line(

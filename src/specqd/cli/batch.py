@@ -84,7 +84,7 @@ def batch(
     if ray is not None and find_spec("ray") is None:
         raise RequestError(f"--ray needs ray; {install_command('ray')}")
 
-    asked = read_batch(requests, _name(model or str(shipped_model())))
+    asked = read_batch(requests, name_in_answers(model or str(shipped_model())))
     with open_answers(out, asked) as answers, _saying_how_to_continue(asked, answers):
         before = len(answers.done)
         if before == len(asked.requests):
@@ -151,7 +151,9 @@ def _answer_by_ray(address: str, workers: "Workers", asked: "Batch", answers: "A
         return answer_batch(address, workers, asked, answers, bar)
 
 
-def _name(model: str) -> str:
-    """The model's name in answers. Does not depend on the working directory."""
-    path = Path(model)
-    return path.resolve().name if path.is_dir() else model
+def name_in_answers(model: str) -> str:
+    """The model's name in answers, as `serve` has it: no path. Fetches nothing."""
+    from specqd.hub import SHORT_NAMES, model_name
+
+    path = Path(model).expanduser()
+    return model_name(path) if path.exists() else SHORT_NAMES.get(model, model)
