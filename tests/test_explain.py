@@ -207,9 +207,10 @@ def test_the_command_explains(llm: LLM, tmp_path: Path, capsys: pytest.CaptureFi
     out, err = capsys.readouterr()
     text = llm.generate("ab", SamplingParams(max_tokens=20, temperature=0))[0].text
     assert re.sub("<[01]>", "", out).strip("\n") == harmless(text).strip("\n")
-    legend_line, summary, header, forwards, *rows = err.splitlines()
+    legend_line, summary, prompt, header, forwards, *rows = err.splitlines()
     assert legend_line.startswith("<0> bf16 itself: ")
     assert summary.startswith("specqd: 20 tokens")
+    assert prompt.startswith("prompt: ")
     assert header.split() == ["level", "bf16", "fp4"]
     assert forwards.startswith("forwards ")
     assert rows[-1].startswith("bf16: accepted by position ")

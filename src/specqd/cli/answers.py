@@ -4,7 +4,7 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
-from specqd.cli.terminal import harmless, has_colour, outputs_meet, write_text
+from specqd.cli.terminal import ProgressBar, harmless, has_colour, outputs_meet, write_text
 from specqd.cli.wrapping import WordWrap
 from specqd.text.channels import ANSWER, ChannelReader
 
@@ -90,10 +90,19 @@ def _columns() -> int:
     return shutil.get_terminal_size().columns
 
 
-def write_answer(stream: "Stream", answer: PlainAnswer) -> "Result":
-    """Shows all pieces of a stream; returns its result."""
+def reading_bar() -> ProgressBar:
+    """The progress of a prompt, for `on_prompt` of a stream."""
+    return ProgressBar("Reading the prompt")
+
+
+def write_answer(stream: "Stream", answer: PlainAnswer, bar: ProgressBar | None = None) -> "Result":
+    """Shows all pieces of a stream; returns its result. The bar ends with the first piece."""
     for piece in stream:
+        if bar is not None:
+            bar.finish()
         answer.show(piece)
+    if bar is not None:
+        bar.finish()
     answer.finish()
     assert stream.result is not None
     return stream.result

@@ -265,7 +265,8 @@ def levels(
         require_matplotlib()
     prompts = read_prompts(prompts_file, limit)
     plain = open_llm(model, PLAIN, machine)
-    arms = make_arms(plain, chains or default_chains(small))
+    with ProgressBar("Loading drafts"):
+        arms = make_arms(plain, chains or default_chains(small))
     comparison = Comparison.on(
         plain,
         prompts=prompts_file.name,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specqd.cli import explain
-from specqd.cli.answers import ChanneledAnswer, RawAnswer, write_answer
+from specqd.cli.answers import ChanneledAnswer, PlainAnswer, RawAnswer, reading_bar, write_answer
 from specqd.cli.command import Command
 from specqd.cli.conversation import thinking
 from specqd.cli.opening import open_llm
@@ -34,7 +34,7 @@ from specqd.cli.options import (
     sampling_options,
     text_argument,
 )
-from specqd.cli.summary import level_table, summary
+from specqd.cli.summary import level_table, prompt_speed, summary
 from specqd.cli.terminal import one_line, say
 from specqd.errors import RequestError
 from specqd.text.channels import has_channels
@@ -122,7 +122,7 @@ def generate(
     llm = open_llm(model, draft, machine, precision=precision, context=context)
     ids = prompt_ids(llm, text, is_chat, system, thinks)
     if is_json or is_explained:
-        result = llm.generate([ids], params)[0]
+        result = whole_result(llm, ids, params)
     else:
         result = write_stream(llm, ids, params, is_chat=is_chat)
     if is_json:
@@ -134,7 +134,8 @@ def generate(
     if not is_json:
         say(summary(llm, result, params, has_seed=has_stats))
     if has_stats:
-        print("\n".join(level_table(result.stats)), file=sys.stderr)
+        lines = [f"prompt: {prompt_speed(result.stats)}", *level_table(result.stats)]
+        print("\n".join(lines), file=sys.stderr)
 
 
 def write_stream(
@@ -143,9 +144,21 @@ def write_stream(
     """Streams a completion; for a chat with channels, only the answer."""
     if is_chat and has_channels(llm.tokenizer):
         params = replace(params, skip_special_tokens=False)
-        answer = ChanneledAnswer(shows_thoughts=sys.stderr.isatty())
-        return write_answer(llm.stream(prompt, params), answer)
-    return write_answer(llm.stream(prompt, params), RawAnswer())
+        answer: PlainAnswer = ChanneledAnswer(shows_thoughts=sys.stderr.isatty())
+    else:
+        answer = RawAnswer()
+    with reading_bar() as bar:
+        return write_answer(llm.stream(prompt, params, on_prompt=bar), answer, bar)
+
+
+def whole_result(llm: "LLM", prompt: "Prompt", params: "SamplingParams") -> "Result":
+    """Completes a prompt without showing the text."""
+    with reading_bar() as bar:
+        stream = llm.stream(prompt, params, on_prompt=bar)
+        for _ in stream:
+            bar.finish()
+    assert stream.result is not None
+    return stream.result
 
 
 def write_page(llm: "LLM", prompt: str, result: "Result", page: Path) -> None:

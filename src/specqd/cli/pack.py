@@ -166,8 +166,9 @@ def _new_directory(path: Path) -> Iterator[Path]:
     try:
         with naming_file(path):
             yield unfinished
-            for each in (*unfinished.rglob("*"), unfinished):
-                sync(each)  # before the rename: nothing checks the contents of files
+            with ProgressBar("Waiting for the disk"):
+                for each in (*unfinished.rglob("*"), unfinished):
+                    sync(each)  # before the rename: nothing checks the contents of files
         unfinished.replace(path)
         sync(path.parent)
     except BaseException:

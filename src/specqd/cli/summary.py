@@ -53,6 +53,17 @@ def is_full(llm: "LLM", result: "Result") -> bool:
     return len(result.prompt_tokens) + len(result.tokens) >= longest
 
 
+def prompt_speed(stats: "Stats", cached: int = 0) -> str:
+    """The tokens of the prompt, how many were cached, and how fast the others were read."""
+    read = stats.prompt_tokens - cached
+    parts = [f"{stats.prompt_tokens} tokens"]
+    parts += [f"{cached} of them cached"] if cached else []
+    parts.append(f"read in {stats.prefill_s:.2f} s")
+    if stats.prefill_s:
+        parts.append(f"{read / stats.prefill_s:.1f} tokens/s")
+    return ", ".join(parts)
+
+
 def level_table(stats: "Stats") -> list[str]:
     """A column per level, outermost first; then acceptance by position in the proposal."""
     columns = [_TITLES, *(_cells(level) for level in stats.levels)]

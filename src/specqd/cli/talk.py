@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import click
 
 from specqd.cli import explain
-from specqd.cli.answers import ChanneledAnswer, PlainAnswer, write_answer
+from specqd.cli.answers import ChanneledAnswer, PlainAnswer, reading_bar, write_answer
 from specqd.cli.chat_settings import Settings
 from specqd.cli.conversation import converse
-from specqd.cli.summary import is_full, level_table, summary
+from specqd.cli.summary import is_full, level_table, prompt_speed, summary
 from specqd.cli.terminal import harmless, has_colour, say
 from specqd.errors import RequestError, SpecqdError
 
@@ -210,10 +210,10 @@ class Talk:
         params = self._params
         if params.seed is not None:
             params = replace(params, seed=(params.seed + self._repeats) % _SEEDS)
-        with self._interruptible() as interrupt:
-            stream = self._llm.stream(prompt, params)
+        with self._interruptible() as interrupt, reading_bar() as bar:
+            stream = self._llm.stream(prompt, params, on_prompt=bar)
             interrupt.stops(stream)
-            result = write_answer(stream, shown)
+            result = write_answer(stream, shown, bar)
         self._last = Answer(result, scheduler.cached_prompt_tokens - cached)
         self._conversation.record(message, shown.text)
         if self._is_terminal:
@@ -259,8 +259,7 @@ class Talk:
         stats = self._last.result.stats
         used = stats.prompt_tokens + stats.new_tokens
         lines = [
-            f"prompt     {stats.prompt_tokens} tokens, {self._last.cached} of them cached; "
-            f"prefilled in {stats.prefill_s:.2f} s",
+            f"prompt     {prompt_speed(stats, self._last.cached)}",
             f"answer     {stats.new_tokens} tokens, {stats.tokens_per_s:.1f} tokens/s",
             f"context    {used} of {self._llm.engine.max_context} positions",
             f"seed       {self._last.result.completions[0].seed}",

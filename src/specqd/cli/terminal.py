@@ -8,7 +8,7 @@ import tty
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic
+from threading import Lock, Timer
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _CONTROLS = [
     *range(0x2066, 0x206A),
 ]
 _WITHOUT_CONTROLS = dict.fromkeys(_CONTROLS)
-_PATIENCE = 0.4  # seconds before a progress bar appears
+_PATIENCE = 0.5  # seconds before a progress bar appears
 
 
 def harmless(text: str) -> str:
@@ -106,30 +106,48 @@ def write_results(results: Mapping[str, Any], file: Path | None) -> None:
 
 class ProgressBar:
     """Shows the progress of long work on standard error, if that is a terminal. Call it with (done,
-    total)."""
+    total). It appears after a while, even if no call has come, and leaves no trace."""
 
     def __init__(self, label: str) -> None:
         self._label = label
-        self._begun = monotonic()
+        self._counts: tuple[int, int | None] = (0, None)
         self._bar: Progress | None = None
         self._task: TaskID | None = None
+        self._is_over = False
+        self._lock = Lock()
+        self._timer = Timer(_PATIENCE, self._show)
+        self._timer.daemon = True
 
     def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            self._timer.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self.finish()
+
+    def finish(self) -> None:
+        """Removes the bar; calls have no effect any more."""
+        self._timer.cancel()
+        with self._lock:
+            self._is_over = True
+            if self._bar is not None:
+                self._bar.stop()
 
     def __call__(self, done: int, total: int) -> None:
-        if not sys.stderr.isatty() or monotonic() - self._begun < _PATIENCE:
-            return
-        if self._bar is None:
-            from rich.console import Console
-            from rich.progress import Progress  # imported here: it takes a tenth of a second
+        with self._lock:
+            self._counts = (done, total)
+            if self._bar is not None and self._task is not None and not self._is_over:
+                self._bar.update(self._task, completed=done, total=total)
 
+    def _show(self) -> None:
+        from rich.console import Console
+        from rich.progress import Progress  # imported here: it takes a tenth of a second
+
+        with self._lock:
+            if self._is_over:
+                return
             self._bar = Progress(console=Console(stderr=True), transient=True)
-            self._task = self._bar.add_task(self._label, total=total)
+            done, total = self._counts
+            self._task = self._bar.add_task(self._label, completed=done, total=total)
             self._bar.start()
-        assert self._task is not None
-        self._bar.update(self._task, completed=done, total=total)

@@ -24,7 +24,7 @@ from specqd.llm.call import Call
 from specqd.llm.chains import Drafts, DraftSpec, draft_format, parse_chain
 from specqd.llm.inputs import Messages, Prompt
 from specqd.llm.results import Result
-from specqd.llm.stream import Stream
+from specqd.llm.stream import OnPrompt, Stream
 from specqd.model.loader import Progress
 from specqd.model.model import Machine, Model, Precision
 from specqd.model.mtp import has_mtp
@@ -181,9 +181,19 @@ class LLM:
             Result.of(each, list(islice(samples, params.n)), stats, tokenizer) for each in encoded
         ]
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Stream:
-        """Completes one prompt piece by piece."""
-        return self._stream(self.encode(prompt), sampling_params)
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        on_prompt: OnPrompt | None = None,
+    ) -> Stream:
+        """Completes one prompt piece by piece.
+
+        on_prompt: called with the number of tokens of the prompt that are read, and of all its
+            tokens, after each part of it.
+        """
+        return self._stream(self.encode(prompt), sampling_params, on_prompt)
 
     def chat(
         self,
@@ -209,13 +219,15 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        on_prompt: OnPrompt | None = None,
         **template_variables: Any,
     ) -> Stream:
-        """Answers a conversation piece by piece, with the arguments of `chat`."""
+        """Answers a conversation piece by piece, with the arguments of `chat` and `on_prompt` of
+        `stream`."""
         prompt = inputs.chat_prompt(
             self.tokenizer, messages, chat_template_kwargs, template_variables
         )
-        return self._stream(prompt, sampling_params)
+        return self._stream(prompt, sampling_params, on_prompt)
 
     def logprobs(self, token_ids: SequenceOf[int]) -> NDArray[np.float32]:
         """Log-probabilities of the next token after each of the `token_ids`: float32 [n, vocab]."""
@@ -241,9 +253,14 @@ class LLM:
     def _begin(self, request: GenerationRequest) -> Call:
         return Call(self.engine, self.turns, request)
 
-    def _stream(self, prompt: list[int], sampling_params: SamplingParams | None) -> Stream:
+    def _stream(
+        self,
+        prompt: list[int],
+        sampling_params: SamplingParams | None,
+        on_prompt: OnPrompt | None,
+    ) -> Stream:
         params = inputs.params_of(sampling_params, self.defaults)
-        return Stream(self._begin, prompt, params, self.tokenizer)
+        return Stream(self._begin, prompt, params, self.tokenizer, on_prompt)
 
     def _is_closed(self) -> RequestError:
         return RequestError(f"the LLM of {self.directory} is closed; make another one")

@@ -10,12 +10,15 @@ from specqd.llm.results import Result
 from specqd.sampling import SamplingParams
 from specqd.text.tokenizer import Tokenizer
 
+OnPrompt = Callable[[int, int], None]  # (tokens of the prompt that are read, all of them)
+
 
 class Stream:
     """An iterator over pieces of text as they become final; sets `result` at the end.
 
     Leaving a loop over it early cancels the request; `stop()` ends it and keeps the text so far. If
-    other threads are generating, `result` is set after their current round.
+    other threads are generating, `result` is set after their current round. `on_prompt` is called,
+    in the loop, after each round that has read a part of the prompt.
     """
 
     def __init__(
@@ -24,11 +27,13 @@ class Stream:
         prompt: list[int],
         params: SamplingParams,
         tokenizer: Tokenizer,
+        on_prompt: OnPrompt | None = None,
     ) -> None:
         self._begin = begin
         self._prompt = prompt
         self._params = replace(params, n=1)
         self._tokenizer = tokenizer
+        self._on_prompt = on_prompt
         self._is_stopped = False
         self._begun: Iterator[str] | None = None  # by `next`
         self.result: Result | None = None
@@ -68,17 +73,21 @@ class Stream:
                 finish(call.cancel())
 
     def _pieces(self, call: Call) -> Iterator[str]:
-        [generation], sent = call.generations, 0
+        [generation], sent, read = call.generations, 0, 0
 
         def has_news() -> bool:
             is_over = generation.finish_reason is not None or self._is_stopped
-            return is_over or len(generation.text) > sent
+            is_read = self._on_prompt is not None and generation.prompt_read != read
+            return is_over or is_read or len(generation.text) > sent
 
         # The order matters: another thread may add the last text between the two.
         while generation.finish_reason is None or sent < len(generation.text):
             call.run(has_news)
             if self._is_stopped:
                 call.cancel()
+            if self._on_prompt is not None and generation.prompt_read != read:
+                read = generation.prompt_read
+                self._on_prompt(read, generation.sequence.prompt_length)
             piece = generation.text[sent:]
             sent += len(piece)
             if piece:
