@@ -28,11 +28,14 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/can-build: pyproject.toml | $(BIN)/python
+	@echo "Fetching the tools of the build into $(VENV): about 15 seconds."
 	$(BIN)/pip install $(QUIET_PIP) $(BUILD_REQUIRES) cmake ninja
 	touch $@
 
 # An editable install: Python is read from src, so only an edit of the core needs a build.
 $(VENV)/built: $(CORE) | $(VENV)/can-build
+	@echo "Compiling the C++ core and fetching libraries: about a minute on two cores, without output."
+	@echo "A later build compiles only what has changed."
 	$(BIN)/pip install $(QUIET_PIP) $(WITH_CORE) --editable .
 	touch $@
 

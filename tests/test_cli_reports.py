@@ -1,12 +1,14 @@
 """The commands that report on a model or this machine: inspect, bench, demo."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from specqd import LLM, SamplingParams, _native
+from specqd.cli.demo import demo
 from specqd.model.bandwidth import bandwidth_at, measure
 from specqd.model.model import Machine
 from support.command_line import Run
@@ -149,7 +151,7 @@ def test_bench_kernels_refuses_more_weights_than_there_is_memory(
 
 def test_demo_shows_identical_texts_and_both_speedups(small_model: Path, run: Run) -> None:
     status, out, err = run("demo", small_model, "-p", "ab", "-n", "24", "--seed", "9")
-    params = SamplingParams(max_tokens=24, temperature=0.7, seed=9)
+    params = SamplingParams(max_tokens=24, temperature=0.6, seed=9)
     text = LLM(small_model).generate("ab", params)[0].text
     assert (status, err) == (0, "")
     assert out.count(f"ab{text}") == 2
@@ -168,3 +170,13 @@ def test_demo_fails_where_tokens_differ(
     assert "Identical" not in out
     assert err.startswith("specqd: error: NOT EQUAL: ")
     assert err.count("\n") == 1
+
+
+def test_the_text_of_the_demo_does_not_repeat_itself() -> None:
+    options = {each.name: each.default for each in demo.params}
+    sampling = {name: options[name] for name in ("max_tokens", "temperature", "seed")}
+    text = LLM().generate(options["prompt"], SamplingParams(**sampling))[0].text
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    assert len(lines) > 15
+    assert all(line != following for line, following in pairwise(lines))
+    assert len(set(lines)) > len(lines) / 2

@@ -19,15 +19,20 @@ if TYPE_CHECKING:
     from specqd.llm import LLM
     from specqd.sampling import SamplingParams
 
-_PROMPT = '''import json
-from pathlib import Path
+# With the default temperature and seed, a continuation that does not repeat itself.
+_PROMPT = '''class Stack:
+    """A last-in, first-out list of items."""
 
+    def __init__(self):
+        self.items = []
 
-class Settings:
-    """Settings that are read from a file."""
+    def __len__(self):
+        return len(self.items)
 
-    def __init__(self, path):
-        self.path = Path(path)
+    def push(self, item):
+        self.items.append(item)
+
+    def pop(self):
 '''
 _REPEATS = 5  # runs of each way of decoding, interleaved so that noise affects both
 _TITLES = ("plain", "with its FP4 draft")
@@ -44,8 +49,8 @@ _TITLES = ("plain", "with its FP4 draft")
     type=click.IntRange(2),
     help="Maximum of new tokens.",
 )
-@option("--temperature", also=("--temp",), default=0.7, show_default=True, help="0: greedy.")
-@option("--seed", also=("-s",), default=4, show_default=True, help="Seed of sampling.")
+@option("--temperature", also=("--temp",), default=0.6, show_default=True, help="0: greedy.")
+@option("--seed", also=("-s",), default=6, show_default=True, help="Seed of sampling.")
 @machine_options
 def demo(
     model: str | None,
