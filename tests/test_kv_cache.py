@@ -46,7 +46,7 @@ def cached_bits(model: Model, slot: int, length: int) -> list[NDArray[np.uint16]
     """The words of positions [0, length), by page."""
     positions = position_of_words(model)
     return [
-        testing.page_bits(model.cache, slot, page)[positions < length - page * PAGE]
+        model.cache.page_bits(slot, page)[positions < length - page * PAGE]
         for page in range(-(-length // PAGE))
     ]
 
@@ -204,9 +204,7 @@ def test_a_published_page_is_never_written(model: Model, chance: random.Random) 
         assert cache.attach_prefix(last, tokens) == 128
         assert_same_bits(cached_bits(model, last, 128), before)
         cache.release(last)
-    np.testing.assert_array_equal(
-        testing.page_bits(cache, owner, 0), testing.page_bits(cache, taker, 0)
-    )
+    np.testing.assert_array_equal(cache.page_bits(owner, 0), cache.page_bits(taker, 0))
 
 
 @pytest.mark.parametrize("length", [1, 50, 64, 100, 128, 130])

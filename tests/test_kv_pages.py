@@ -202,7 +202,7 @@ class MirroredCache:
         hit = self.cache.attach_prefix(slot, sequence[:length])
         assert hit % PAGE == 0
         assert hit <= (length - 1) // PAGE * PAGE
-        table = [int(testing.page_bits(self.cache, slot, page)[0]) for page in range(hit // PAGE)]
+        table = [int(self.cache.page_bits(slot, page)[0]) for page in range(hit // PAGE)]
         for page, word in enumerate(table):
             assert self.offered[word] == tuple(sequence[: (page + 1) * PAGE])
         self.tables[slot], self.sequences[slot] = list(table), sequence
@@ -256,7 +256,7 @@ class MirroredCache:
             for page, word in enumerate(table):
                 assert self.cache.has_page(slot, page) == (word is not None)
                 if word is not None:
-                    words = testing.page_bits(self.cache, slot, page)
+                    words = self.cache.page_bits(slot, page)
                     assert words[0] == words[-1] == word
 
 
@@ -324,7 +324,7 @@ def test_only_what_precedes_the_first_position_is_copied(cache: _native.KvCache)
     for first, kept in ((PAGE, NAN), (PAGE + 1, 7)):
         fork = cache.fork(leader, 2 * PAGE)
         assert testing.make_writable(cache, fork, first, first + 1)
-        assert (testing.page_bits(cache, fork, 1) == kept).all()
+        assert (cache.page_bits(fork, 1) == kept).all()
         cache.release(fork)
         poison_free_pages(cache)
 

@@ -95,12 +95,6 @@ void bind_pages(nb::module_& m) {
   m.def("make_writable", exclusively<KvCache>(&KvCache::make_writable), "cache"_a, "sequence"_a,
         "first"_a, "last"_a);
   m.def(
-      "page_bits",
-      [](const KvCache& cache, int sequence, int64_t page) {
-        return owned_array(cache.page_bits(sequence, page));
-      },
-      "cache"_a, "sequence"_a, "page"_a, "Returns a copy of a page's words.");
-  m.def(
       "page_distance",
       [](const KvCache& cache, int sequence, int64_t page) {
         const KvView view = cache.view(sequence, 0, 0);

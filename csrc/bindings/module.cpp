@@ -295,6 +295,49 @@ void bind_cache(nb::module_& m) {
       .def("has_page", &KvCache::has_page, "sequence"_a, "page"_a);
 }
 
+void bind_page_bits(nb::module_& m) {
+  auto cache = nb::borrow<nb::class_<KvCache>>(m.attr("KvCache"));
+  cache
+      .def(
+          "page_bits",
+          [](const KvCache& self, int sequence, int64_t page) {
+            return owned_array(self.page_bits(sequence, page));
+          },
+          "sequence"_a, "page"_a, "Returns a copy of a page's words.")
+      .def(
+          "append_page",
+          [](KvCache& self, int sequence, const BitVector& bits) {
+            const Exclusive use(&self);
+            if (static_cast<int64_t>(bits.size()) != self.shape().page_words())
+              throw std::invalid_argument("bits must have exactly the words of one page");
+            return self.append_page(sequence, {bits.data(), bits.size()});
+          },
+          "sequence"_a, "bits"_a,
+          "Adds a page with these words to a sequence. Returns False if no page is free.")
+      .def(
+          "state_bits",
+          [](const KvCache& self, int sequence, int64_t page) {
+            std::optional<nb::ndarray<nb::numpy, uint8_t>> copy;
+            if (const SlotPtr slot = self.cached_state(sequence, page))
+              copy = owned_array(std::vector<uint8_t>(slot->bits().begin(), slot->bits().end()));
+            return copy;
+          },
+          "sequence"_a, "page"_a,
+          "Returns a copy of the states of recurrent layers that are cached for the end of a\n"
+          "sequence's page; None if there are none.")
+      .def(
+          "restore_state",
+          [](KvCache& self, int sequence, const Row<uint8_t>& bits) {
+            const Exclusive use(&self);
+            if (static_cast<int64_t>(bits.size()) != self.states().shape().slot_bytes())
+              throw std::invalid_argument("bits must have exactly the bytes of one state");
+            return self.restore_state(sequence, span_of(bits));
+          },
+          "sequence"_a, "bits"_a,
+          "Lets a sequence without rows of its own continue after its pages from these states of\n"
+          "recurrent layers. Returns False if no states are free.");
+}
+
 }  // namespace
 }  // namespace specqd
 
@@ -306,6 +349,7 @@ NB_MODULE(_native, m) {
   specqd::bind_rope(m);
   specqd::bind_weights(m);
   specqd::bind_cache(m);
+  specqd::bind_page_bits(m);
   specqd::bind_layers(m);
   specqd::bind_decoder(m);
   specqd::bind_sampling(m);

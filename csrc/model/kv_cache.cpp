@@ -227,6 +227,22 @@ void KvCache::write_page_bits(int sequence, int64_t page, std::span<const uint16
                 });
 }
 
+bool KvCache::append_page(int sequence, std::span<const uint16_t> bits) {
+  const int64_t page = std::ssize(sequences_.at(sequence)), first = page * kPagePositions;
+  if (!make_writable(sequence, first, first + kPagePositions)) return false;
+  write_page_bits(sequence, page, bits);
+  return true;
+}
+
+SlotPtr KvCache::cached_state(int sequence, int64_t page) const {
+  const int32_t held = sequences_.at(sequence)[static_cast<size_t>(page)];
+  return states_->slots().find(published_[static_cast<size_t>(held)].id);
+}
+
+bool KvCache::restore_state(int sequence, std::span<const uint8_t> bits) {
+  return states_->restore(sequence, std::ssize(sequences_.at(sequence)) * kPagePositions, bits);
+}
+
 void KvCache::copy_page(int32_t from, int32_t to) {
   for (int64_t layer = 0; layer < std::ssize(shape_.layers); ++layer) {
     const KvLayer& shape = shape_.layers[static_cast<size_t>(layer)];

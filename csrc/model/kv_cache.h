@@ -113,6 +113,13 @@ class KvCache {
   // Reads and replaces the words of a page: by layer, [kv_heads][keys, values].
   std::vector<uint16_t> page_bits(int sequence, int64_t page) const;
   void write_page_bits(int sequence, int64_t page, std::span<const uint16_t> bits);
+  // Adds a page with these words to the sequence; returns false if no page or no states are free.
+  bool append_page(int sequence, std::span<const uint16_t> bits);
+  // The state that is cached for the end of the sequence's page, if this page is published; null:
+  // none.
+  SlotPtr cached_state(int sequence, int64_t page) const;
+  // Begins the sequence's states at the end of its pages; returns false if no states are free.
+  bool restore_state(int sequence, std::span<const uint8_t> bits);
 
  private:
   // A published page. Its parent is the id of the page before it. Ids are never reused, so equal

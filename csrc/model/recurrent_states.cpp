@@ -129,6 +129,15 @@ int64_t RecurrentStates::last_saved(int sequence) const {
   return has(sequence) ? held_.at(sequence).newest.position : 0;
 }
 
+bool RecurrentStates::restore(int sequence, int64_t position, std::span<const uint8_t> bits) {
+  if (!reserve(sequence)) return false;
+  slots_.begin_forward();
+  const SlotPtr slot = slots_.take({});
+  slot->assign(bits);
+  of(sequence).begin({position, slot});
+  return true;
+}
+
 std::vector<uint8_t> RecurrentStates::row_bits(int sequence, int64_t first, int64_t last) const {
   const SequenceStates& held = held_.at(sequence);
   std::vector<uint8_t> bits;

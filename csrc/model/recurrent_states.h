@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -107,6 +108,9 @@ class RecurrentStates {
   SlotPtr saved(int sequence, int64_t position) const;
   // The position of the newest saved state; 0: none.
   int64_t last_saved(int sequence) const;
+  // Begins a sequence, which has no rows yet, at a state that was saved at the end of a page, as
+  // the bytes of its slot. Returns false if there is no room.
+  bool restore(int sequence, int64_t position, std::span<const uint8_t> bits);
   // Copies the ring's rows at positions [first, last), which are in one chunk.
   std::vector<uint8_t> row_bits(int sequence, int64_t first, int64_t last) const;
   // Forgets all saved states except the newest, after they were cached.

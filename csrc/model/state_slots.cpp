@@ -1,6 +1,7 @@
 #include "model/state_slots.h"
 
 #include <algorithm>
+#include <cassert>
 
 namespace specqd {
 
@@ -30,6 +31,11 @@ float* StateSlot::state(int64_t layer, int64_t value_head) const {
 uint16_t* StateSlot::inputs(int64_t layer, int64_t back) const {
   return reinterpret_cast<uint16_t*>(memory_.data() + shape_.state_bytes()) +
          (layer * shape_.earlier_rows() + back - 1) * shape_.channels;
+}
+
+void StateSlot::assign(std::span<const uint8_t> bits) {
+  assert(bits.size() == memory_.size());
+  std::ranges::copy(bits, memory_.data());
 }
 
 void StateSlots::begin_forward() {

@@ -37,6 +37,7 @@ class StateSlot {
   // earlier_rows.
   uint16_t* inputs(int64_t layer, int64_t back) const;
   std::span<const uint8_t> bits() const { return {memory_.data(), memory_.size()}; }
+  void assign(std::span<const uint8_t> bits);
 
   bool was_shared = false;  // when the last forward was planned
 

@@ -46,11 +46,9 @@ class KeepsDraftedCache:
             slot, end = rows.context.slot, rows.start + rows.logits - 1
             if rows.logits > 1:
                 for page in range(rows.start // size, (end - 1) // size + 1):
-                    drafted[slot, page] = (rows.start, end, testing.page_bits(cache, slot, page))
+                    drafted[slot, page] = (rows.start, end, cache.page_bits(slot, page))
         self._model.forward(batch)
         for (slot, page), (start, end, before) in drafted.items():
             at = self._positions + page * size
-            kept = np.where(
-                (start <= at) & (at < end), before, testing.page_bits(cache, slot, page)
-            )
+            kept = np.where((start <= at) & (at < end), before, cache.page_bits(slot, page))
             testing.write_page_bits(cache, slot, page, kept)

@@ -198,9 +198,7 @@ def page_digests(model: Model, sequence: Sequence) -> list[bytes | None]:
     """Digests of the keys and values in the pages that the cached tokens fill."""
     context, cache = model.context(sequence), model.cache
     return [
-        digest(testing.page_bits(cache, context.slot, page))
-        if cache.has_page(context.slot, page)
-        else None
+        digest(cache.page_bits(context.slot, page)) if cache.has_page(context.slot, page) else None
         for page in range(context.length // _native.PAGE_POSITIONS)
     ]
 

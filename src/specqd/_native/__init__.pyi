@@ -228,6 +228,26 @@ class KvCache:
 
     def has_page(self, sequence: int, page: int) -> bool: ...
 
+    def page_bits(self, sequence: int, page: int) -> NDArray[numpy.uint16]:
+        """Returns a copy of a page's words."""
+
+    def append_page(self, sequence: int, bits: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)]) -> bool:
+        """
+        Adds a page with these words to a sequence. Returns False if no page is free.
+        """
+
+    def state_bits(self, sequence: int, page: int) -> NDArray[numpy.uint8] | None:
+        """
+        Returns a copy of the states of recurrent layers that are cached for the end of a
+        sequence's page; None if there are none.
+        """
+
+    def restore_state(self, sequence: int, bits: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> bool:
+        """
+        Lets a sequence without rows of its own continue after its pages from these states of
+        recurrent layers. Returns False if no states are free.
+        """
+
 class Norm:
     """The weight and bias of a norm, in BF16."""
 

@@ -80,9 +80,6 @@ CHUNK_POSITIONS: int = 512
 
 def make_writable(cache: specqd._native.KvCache, sequence: int, first: int, last: int) -> bool: ...
 
-def page_bits(cache: specqd._native.KvCache, sequence: int, page: int) -> NDArray[numpy.uint16]:
-    """Returns a copy of a page's words."""
-
 def page_distance(cache: specqd._native.KvCache, sequence: int, page: int) -> int:
     """
     Returns the distance, in words, from the first keys of a sequence to the keys of a page.
