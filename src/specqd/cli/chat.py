@@ -17,6 +17,7 @@ from specqd.cli.keyboard import Keyboard, held_keyboard
 from specqd.cli.opening import open_llm
 from specqd.cli.options import (
     MachineChoice,
+    PromptCacheChoice,
     chat_options,
     context_option,
     draft_option,
@@ -24,6 +25,7 @@ from specqd.cli.options import (
     model_argument,
     option,
     precision_option,
+    prompt_cache_options,
     prompt_of,
     sampling_of,
     sampling_options,
@@ -57,6 +59,7 @@ Examples:
 @draft_option
 @precision_option
 @context_option
+@prompt_cache_options
 @machine_options
 def chat(
     model: str | None,
@@ -67,6 +70,7 @@ def chat(
     draft: tuple[str, ...],
     precision: str,
     context: int | None,
+    prompt_cache: PromptCacheChoice,
     machine: MachineChoice,
     **sampling: Any,
 ) -> None:
@@ -89,7 +93,9 @@ def chat(
     given = SamplingParams(**sampling_of(sampling))
     is_terminal = sys.stdin.isatty() and sys.stderr.isatty()
     with _keyboard(is_terminal, is_read=text is None) as keyboard:
-        llm = open_llm(model, draft, machine, precision=precision, context=context)
+        llm = open_llm(
+            model, draft, machine, precision=precision, context=context, prompt_cache=prompt_cache
+        )
         params = _params(llm, chat_sampling(given, llm.defaults))
         settings = Settings(click.get_current_context(), params)
         talk = Talk(llm, params, settings, system, is_terminal=is_terminal, thinks=thinks)

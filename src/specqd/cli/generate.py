@@ -21,6 +21,7 @@ from specqd.cli.opening import open_llm
 from specqd.cli.options import (
     OUT_FILE,
     MachineChoice,
+    PromptCacheChoice,
     chat_options,
     context_option,
     draft_option,
@@ -28,6 +29,7 @@ from specqd.cli.options import (
     model_argument,
     option,
     precision_option,
+    prompt_cache_options,
     prompt_of,
     prompt_options,
     sampling_of,
@@ -66,6 +68,7 @@ _PATIENCE = 1.0  # seconds without standard input before a note says so
 @draft_option
 @precision_option
 @context_option
+@prompt_cache_options
 @machine_options
 @option("--json", "is_json", is_flag=True, help="Print text and statistics as JSON.")
 @option(
@@ -101,6 +104,7 @@ def generate(
     draft: tuple[str, ...],
     precision: str,
     context: int | None,
+    prompt_cache: PromptCacheChoice,
     machine: MachineChoice,
     is_json: bool,
     has_stats: bool,
@@ -119,7 +123,9 @@ def generate(
     from specqd.sampling import SamplingParams
 
     params = SamplingParams(**sampling_of(sampling))
-    llm = open_llm(model, draft, machine, precision=precision, context=context)
+    llm = open_llm(
+        model, draft, machine, precision=precision, context=context, prompt_cache=prompt_cache
+    )
     ids = prompt_ids(llm, text, is_chat, system, thinks)
     if is_json or is_explained:
         result = whole_result(llm, ids, params)

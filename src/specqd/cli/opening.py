@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from specqd.cli.options import MachineChoice
+import click
+
+from specqd.cli.options import NO_PROMPT_CACHE, MachineChoice, PromptCacheChoice
 from specqd.cli.terminal import ProgressBar
 
 if TYPE_CHECKING:
@@ -16,14 +18,18 @@ def open_llm(
     machine: MachineChoice,
     *,
     precision: str = "exact",
+    prompt_cache: PromptCacheChoice = NO_PROMPT_CACHE,
     cache_positions: int | None = None,
     context: int | None = None,
 ) -> "LLM":
-    """Loads the model with a progress bar; an empty `draft` means `auto`."""
+    """Loads the model with a progress bar; an empty `draft` means `auto`.
+
+    When the command ends, it waits until prompts that are kept are written.
+    """
     from specqd.llm import LLM
 
     with ProgressBar("Packing weights") as bar:
-        return LLM(
+        llm = LLM(
             model,
             draft or "auto",
             machine.threads,
@@ -32,5 +38,10 @@ def open_llm(
             precision=precision,
             cache_positions=cache_positions,
             context=context,
+            prompt_cache=prompt_cache.directory,
+            prompt_cache_size=prompt_cache.most_bytes,
             progress=bar,
         )
+    if llm.model.prompt_store is not None:
+        click.get_current_context().call_on_close(llm.model.prompt_store.flush)
+    return llm

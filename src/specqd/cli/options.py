@@ -58,6 +58,18 @@ class Positions(click.IntRange):
             self.fail(f"{value!r} is not a number from {self.min}, such as 4096 or 4k.", param, ctx)
 
 
+class Bytes(click.ParamType[int]):
+    """A number of bytes; 10g or 10G is 10 GiB."""
+
+    name = "bytes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        written = re.fullmatch(r"(\d{1,15})([kmgt]?)", str(value).strip(), re.I)
+        if written is None:
+            self.fail(f"{value!r} is not a number of bytes, such as 10g or 500m.", param, ctx)
+        return int(written[1]) << 10 * " kmgt".index(written[2].lower() or " ")
+
+
 def option(*names: str, also: Sequence[str] = (), **settings: Any) -> Callable[[Command], Command]:
     """An option with further names, which the help does not show. `settings` are those of Option
     and of click's options."""
@@ -212,6 +224,43 @@ def context_option(command: Command) -> Command:
         help="Context length in tokens, prompt included; 4k is 4096. A shorter one needs less "
         "memory and lets longrope models use their short factors. Default: the model's.",
     )(command)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptCacheChoice:
+    """The directory in which prompts are kept, and its size in bytes, that the options request."""
+
+    directory: Path | None = None
+    most_bytes: int = 10 << 30
+
+
+NO_PROMPT_CACHE = PromptCacheChoice()
+
+
+def prompt_cache_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--prompt-cache and --prompt-cache-size, as the one argument `prompt_cache`."""
+
+    @wraps(command)
+    def with_cache(*, prompt_cache: Path | None, prompt_cache_size: int, **others: Any) -> Any:
+        return command(prompt_cache=PromptCacheChoice(prompt_cache, prompt_cache_size), **others)
+
+    directory = option(
+        "--prompt-cache",
+        type=click.Path(file_okay=False, path_type=Path),
+        metavar="DIR",
+        help="Keep the KV cache of prompts in this directory, so that later runs need not read "
+        "them again. Changes no bit of the output. Default: off.",
+    )
+    size = option(
+        "--prompt-cache-size",
+        type=Bytes(),
+        default="10g",
+        show_default=True,
+        metavar="SIZE",
+        help="Most bytes of --prompt-cache, such as 500m; the least recently used files are "
+        "removed.",
+    )
+    return directory(size(with_cache))
 
 
 def precision_option(command: Command) -> Command:

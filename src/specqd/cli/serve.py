@@ -12,11 +12,13 @@ from specqd.cli.opening import open_llm
 from specqd.cli.options import (
     MachineChoice,
     Positions,
+    PromptCacheChoice,
     context_option,
     draft_option,
     machine_options,
     model_argument,
     option,
+    prompt_cache_options,
     recommended_options,
 )
 from specqd.cli.terminal import say
@@ -97,6 +99,7 @@ Examples:
     "states a temperature. Default: as `specqd chat` does, at 0.7 with a repetition penalty of "
     "1.05.",
 )
+@prompt_cache_options
 @click.option(
     "--lenient",
     is_flag=True,
@@ -122,6 +125,7 @@ def serve(
     context: int | None,
     cache_positions: int | None,
     strict_openai: bool,
+    prompt_cache: PromptCacheChoice,
     lenient: bool,
     served_model_name: str | None,
     machine: MachineChoice,
@@ -148,7 +152,14 @@ def serve(
 
     defaults = SamplingParams(**{k: v for k, v in sampling.items() if v is not None})
     sock = listen(host, port)
-    llm = open_llm(model, draft, machine, cache_positions=cache_positions, context=context)
+    llm = open_llm(
+        model,
+        draft,
+        machine,
+        cache_positions=cache_positions,
+        context=context,
+        prompt_cache=prompt_cache,
+    )
     names = frozenset(each.lower() for each in (host, *allow_host))
     service = open_service(
         llm,

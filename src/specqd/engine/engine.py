@@ -73,7 +73,9 @@ class Engine:
         self._limit = f"{limit} {self.max_context}"  # for messages
         self._prompts = PromptReader(level, max_gap_s, prompt_tokens)
         self._make_seed = make_seed
-        self._salting_key = token_bytes(16)  # keeps anyone from finding two salts with one digest
+        # Keeps anyone from finding two salts with one digest.
+        store = self._model.prompt_store
+        self._salting_key = token_bytes(16) if store is None else store.salting_key
 
     @property
     def is_idle(self) -> bool:

@@ -94,7 +94,7 @@ class GgufFile:
 
     path: Path
     tensors: Mapping[str, GgufTensor]
-    _file: MappedFile
+    file: MappedFile
     _values: Mapping[str, "Value | _UnreadArray"]
 
     @classmethod
@@ -109,7 +109,7 @@ class GgufFile:
 
     def check_unchanged(self) -> None:
         """Raises TensorError if the file changed since it was mapped."""
-        self._file.check_unchanged()
+        self.file.check_unchanged()
 
     def get(self, key: str) -> Value | None:
         """Returns a value of the metadata, or None if there is no such key.
@@ -120,7 +120,7 @@ class GgufFile:
         if not isinstance(value, _UnreadArray):
             return value
         try:
-            return _Reader(self._file.data, value.begin).array()
+            return _Reader(self.file.data, value.begin).array()
         except ValueError as error:
             raise TensorError(f"{self.path}: {key}: {error}; fetch the file again") from error
 
@@ -133,7 +133,7 @@ class GgufFile:
         tensor = self.tensors[name]
         weights, item = _STORAGE[tensor.dtype]
         count = prod(tensor.shape) // weights
-        data: NDArray[Any] = np.frombuffer(self._file.data, item, count, tensor.begin)
+        data: NDArray[Any] = np.frombuffer(self.file.data, item, count, tensor.begin)
         if weights > 1:
             return data.reshape(*tensor.shape[:-1], tensor.shape[-1] // weights)
         return data.reshape(tensor.shape)

@@ -16,6 +16,7 @@ from specqd.formats.bf16 import rounded_to_bf16, widened
 from specqd.formats.gguf import READABLE, GgufFile
 from specqd.formats.gguf_quants import BLOCK_FORMATS, bf16_of_blocks
 from specqd.formats.gguf_recurrent import RECURRENT, RecurrentLayout, logarithms
+from specqd.formats.mapped import MappedFile
 
 _MODEL = {
     "token_embd": "model.embed_tokens",
@@ -110,6 +111,9 @@ class GgufTensors:
     def matrices(self) -> Iterable[tuple[str, str, tuple[int, ...]]]:
         tensors = ((ours, self._gguf.tensors[name]) for ours, name in self._names.items())
         return ((name, at.dtype, at.shape) for name, at in tensors if len(at.shape) == 2)
+
+    def files(self) -> Iterable[MappedFile]:
+        return [self._gguf.file]
 
     def check_unchanged(self) -> None:
         self._gguf.check_unchanged()

@@ -113,6 +113,9 @@ class WeightSource(Protocol):
     def matrices(self) -> Iterable[tuple[str, str, tuple[int, ...]]]:
         """Returns the name, dtype and shape of every matrix and every stack of matrices."""
 
+    def files(self) -> Iterable[MappedFile]:
+        """The mapped files, each once."""
+
     def check_unchanged(self) -> None:
         """Raises TensorError if a file changed since it was mapped."""
 
@@ -158,13 +161,18 @@ class TensorDirectory(Mapping[str, TensorView]):
     @property
     def metadata(self) -> Mapping[str, str]:
         """The metadata of all files, merged."""
-        return {key: text for shard in self._files() for key, text in shard.metadata.items()}
+        return {
+            key: text for shard in self._distinct_shards() for key, text in shard.metadata.items()
+        }
 
     def check_unchanged(self) -> None:
-        for shard in self._files():
-            shard.file.check_unchanged()
+        for file in self.files():
+            file.check_unchanged()
 
-    def _files(self) -> Iterable[_Shard]:
+    def files(self) -> Iterable[MappedFile]:
+        return [shard.file for shard in self._distinct_shards()]
+
+    def _distinct_shards(self) -> Iterable[_Shard]:
         return {shard.file.path: shard for shard in self._shards.values()}.values()
 
     def matrices(self) -> Iterable[tuple[str, str, tuple[int, ...]]]:

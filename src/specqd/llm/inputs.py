@@ -93,6 +93,13 @@ def model_name(model: object) -> str | Path | None:
     return model
 
 
+def directory_name(name: str, value: object) -> Path | None:
+    """The path of a directory; raises FieldError for another type."""
+    if value is not None and not isinstance(value, str | Path):
+        raise FieldError(name, f"{shown(value)} is not the path of a directory")
+    return None if value is None else Path(value)
+
+
 def check_numbers(**numbers: object) -> None:
     """Raises FieldError for a value that is neither None nor a whole number."""
     for name, value in numbers.items():

@@ -28,6 +28,7 @@ from specqd.llm.stream import OnPrompt, Stream
 from specqd.model.loader import Progress
 from specqd.model.model import Machine, Model, Precision
 from specqd.model.mtp import has_mtp
+from specqd.model.prompt_files import PromptFiles
 from specqd.sampling import SamplingParams
 from specqd.text.tokenizer import Tokenizer
 
@@ -53,6 +54,9 @@ class LLM:
     cache_positions: tokens in the KV cache, over all sequences; None: four contexts, if they fit.
     context: tokens of the longest sequence, prompt included; None: the model's context. It
         determines the KV cache's size and the factors of LongRoPE.
+    prompt_cache: a directory in which the KV cache of prompts is kept for later runs; None: it is
+        not kept.
+    prompt_cache_size: most bytes of that directory. The least recently used files are removed.
     numa: `one` uses one NUMA node, `spread` divides the weights among all nodes, `replicate` copies
         them to each; `auto` spreads. With one node these are the same.
     progress: called while the weights load, with the bytes loaded so far and those of all.
@@ -69,15 +73,20 @@ class LLM:
         precision: Precision | str = Precision.EXACT,
         cache_positions: int | None = None,
         context: int | None = None,
+        prompt_cache: str | Path | None = None,
+        prompt_cache_size: int = 10 << 30,
         numa: str = "auto",
         progress: Progress | None = None,
     ) -> None:
         inputs.check_words(draft, isa)
         inputs.check_numbers(threads=threads, cache_positions=cache_positions, context=context)
+        inputs.check_numbers(prompt_cache_size=prompt_cache_size)
         precision = Precision.named(precision)
         parse_chain(draft, precision)  # refuses unknown words before any work
         named = inputs.model_name(model)
         self.directory = shipped_model() if named is None else resolve(named)
+        kept = inputs.directory_name("prompt_cache", prompt_cache)
+        files = None if kept is None else PromptFiles(kept, prompt_cache_size)
         own = read_config(self.directory)
         _check_context(self.directory, context, own.max_positions)
         if own.is_mxfp4 and draft == "auto":
@@ -100,6 +109,8 @@ class LLM:
                 progress=progress,
             )
             _check_vocabulary(self.directory, self.tokenizer, opened)
+            if files is not None:
+                opened.keep_prompts(files)
             self._model: Model | None = opened
             self._engine: Engine | None = self._engine_of(specs, progress)
 
@@ -121,10 +132,13 @@ class LLM:
 
     def close(self) -> None:
         """Frees the model's memory, unless another LLM of `with_draft` uses it. Later calls raise
-        RequestError, and so do calls of other threads that are still running."""
+        RequestError, and so do calls of other threads that are still running. Waits until prompts
+        that are kept are written."""
         with self.turns.alone():
             if self._engine is not None:
                 self._engine.end_all(self._is_closed())
+            if self._model is not None and self._model.prompt_store is not None:
+                self._model.prompt_store.flush()
             self._engine = self._model = None
             self._drafts.forget()
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from specqd import _native
 from specqd.formats.fp4 import DraftFormat
+from specqd.formats.mapped import MappedFile
 from specqd.formats.safetensors import WeightSource
 from specqd.model.importance import Importance
 from specqd.model.loader import Bits, Loader, Source
@@ -51,6 +52,9 @@ class _Zeros:
 
     def matrices(self) -> Iterable[tuple[str, str, tuple[int, ...]]]:
         return ()
+
+    def files(self) -> Iterable[MappedFile]:
+        return self._tensors.files()
 
     def check_unchanged(self) -> None:
         self._tensors.check_unchanged()

@@ -18,9 +18,12 @@ from specqd.config import DecoderConfig, read_config
 from specqd.errors import MachineError, RequestError, shown
 from specqd.formats.fp4 import DraftFormat
 from specqd.model.decoder_spec import decoder_spec
+from specqd.model.identity import model_identity
 from specqd.model.importance import MeasuredInputs
 from specqd.model.loader import Progress
 from specqd.model.numa import make_pool
+from specqd.model.prompt_files import PromptFiles
+from specqd.model.prompt_store import PromptStore
 from specqd.model.weights import DecoderWeights, load_weights
 
 MAX_ROWS = 512  # of one forward, by default; longer prompts take several forwards
@@ -95,6 +98,7 @@ class Model(_native.ModelForward):
         self.machine = machine
         self.cache = cache
         self.precision = precision
+        self.prompt_store: PromptStore | None = None
         self._read_in_place = [weights]
 
     @classmethod
@@ -165,9 +169,17 @@ class Model(_native.ModelForward):
             )
         )
 
+    def keep_prompts(self, files: PromptFiles) -> None:
+        """Keeps published pages in files from now on, and adopts prefixes from them."""
+        threads, precision = self.machine.pool.threads, self.precision.value
+        identity = model_identity(self.config, self.weights, precision, threads)
+        self.prompt_store = PromptStore(files, self.cache, identity)
+
     def adopt_prefix(self, sequence: Sequence) -> int:
         """Attaches cached pages of a new sequence's prompt; returns their number of positions."""
         context = self.context(sequence)
+        if self.prompt_store is not None:
+            self.prompt_store.restore(sequence.tokens[:], sequence.cache_salt)
         held = self.cache.attach_prefix(context.slot, sequence.tokens[:], sequence.cache_salt)
         context.record(0, sequence.tokens[:held])
         self.decoder.partial_head.record(sequence.tokens[:held])
@@ -210,6 +222,8 @@ class Model(_native.ModelForward):
         context = self.context(sequence)
         tokens = sequence.tokens[: context.length]
         self.cache.publish(context.slot, tokens, sequence.cache_salt)
+        if self.prompt_store is not None:
+            self.prompt_store.keep(context.slot, tokens, sequence.cache_salt)
 
     def forget_unseen(self, sequence: Sequence) -> None:
         """Frees pages to which no later row attends, if every layer has a window."""

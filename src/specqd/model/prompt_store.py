@@ -1,0 +1,191 @@
+"""Keeps published pages of a KV cache in files, so that prompts begin with them after a restart.
+
+A file is a page, or the states of recurrent layers at its end. Its name is a keyed digest of the
+model, the salt and all tokens up to the page's end. Knows tokens; knows no requests.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from hashlib import blake2b
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specqd import _native
+from specqd.errors import MachineError
+from specqd.model.prompt_files import PromptFiles
+
+_PAGE = _native.PAGE_POSITIONS
+_MOST_WAITING = 256 << 20  # bytes of copies that wait to be written
+_MARKED_EVERY = 60 * 10**9  # nanoseconds between two marks of the same file as used
+
+
+class PromptStore:
+    """The kept pages of one model's cache.
+
+    files: the directory, which other models and processes may share.
+    cache: the KV cache whose pages are kept. All methods use it, so its user calls them.
+    identity: a digest of the model; pages of another one are never found.
+    """
+
+    def __init__(self, files: PromptFiles, cache: _native.KvCache, identity: bytes) -> None:
+        """Raises MachineError if the directory's bound is below the size of one page."""
+        if files.most_bytes < 2 * max(cache.page_bytes, cache.slot_bytes):
+            least = 2 * max(cache.page_bytes, cache.slot_bytes) / 1e6
+            raise MachineError(
+                f"is too small for two pages of this model; give at least {least:.1f} MB",
+                "prompt_cache_size",
+                str(files.most_bytes),
+            )
+        self._files, self._cache = files, cache
+        self._root = blake2b(identity, key=files.key, person=b"prompts").digest()
+        self._writer = _Writer(files)
+        self._last = ""  # the last prompt that was looked up
+
+    @property
+    def salting_key(self) -> bytes:
+        """The key with which salts become numbers, the same after a restart."""
+        return blake2b(key=self._files.key, person=b"salts", digest_size=16).digest()
+
+    def keep(self, slot: int, tokens: SequenceOf[int], salt: int) -> None:
+        """Copies the published pages of a sequence that are not kept yet; a thread writes them.
+
+        tokens: those whose exact keys and values the sequence holds. Leaves out the last pages if
+        too many copies wait; they are offered again when the sequence is published again.
+        """
+        cache, now = self._cache, time.time_ns()
+        for page, name in enumerate(self._names(tokens, salt)):
+            if not cache.has_page(slot, page):  # it left a window
+                return
+            when = now - page  # so that the last page is removed first: it needs those before it
+            if not self._keep(f"{name}.page", when, partial(cache.page_bits, slot, page)):
+                return
+            if cache.has_states:
+                self._keep(f"{name}.state", when, partial(cache.state_bits, slot, page))
+
+    def restore(self, tokens: SequenceOf[int], salt: int) -> None:
+        """Puts kept pages of a prompt into the cache, as published pages that no sequence holds.
+
+        Does nothing if the same prompt was the last one: a prompt that waits for free pages is
+        looked up in each round.
+        """
+        names = list(self._names(tokens[: len(tokens) - 1], salt))
+        if not names or names[-1] == self._last:
+            return
+        self._last = names[-1]
+        slot = self._cache.create()
+        try:
+            held = self._cache.attach_prefix(slot, tokens, salt) // _PAGE
+            end = self._load(slot, names, held)
+            if end > held:
+                self._cache.publish(slot, tokens[: end * _PAGE], salt)
+        finally:
+            self._cache.release(slot)
+
+    def flush(self) -> None:
+        """Waits until all copies are written."""
+        self._writer.flush()
+
+    def _load(self, slot: int, names: SequenceOf[str], first: int) -> int:
+        """Loads pages from `first` on into a sequence; returns their end. With recurrent layers,
+        that is where their states are kept, or else 0."""
+        cache = self._cache
+        end = self._last_state(names, first) if cache.has_states else len(names)
+        content = np.empty(cache.page_bytes // 2, np.uint16)
+        for page in range(first, end):
+            name = f"{names[page]}.page"
+            if not self._read(name, content) or not cache.append_page(slot, content):
+                end = 0 if cache.has_states else page
+                break
+        if end > first and cache.has_states:
+            state = np.empty(cache.slot_bytes, np.uint8)
+            is_read = self._read(f"{names[end - 1]}.state", state)
+            return end if is_read and cache.restore_state(slot, state) else 0
+        return end
+
+    def _last_state(self, names: SequenceOf[str], first: int) -> int:
+        """The end of the last page after `first` whose states are kept; 0: none."""
+        for page in range(len(names) - 1, first - 1, -1):
+            if self._files.last_use(f"{names[page]}.state") is not None:
+                return page + 1
+        return 0
+
+    def _read(self, name: str, content: NDArray[Any]) -> bool:
+        return self._files.read(name, content.data.cast("B"))
+
+    def _keep(self, name: str, when: int, copy: Callable[[], NDArray[Any] | None]) -> bool:
+        """Returns False if too many copies wait."""
+        if self._writer.process != os.getpid():  # a fork copies no threads
+            self._writer = _Writer(self._files)
+        used = self._files.last_use(name)
+        if used is not None:
+            if when - used > _MARKED_EVERY:
+                self._writer.mark_used(name, when)
+            return True
+        if name in self._writer:
+            return True
+        if self._writer.is_full:
+            return False
+        content = copy()
+        if content is not None:
+            self._writer.write(name, content, when)
+        return True
+
+    def _names(self, tokens: SequenceOf[int], salt: int) -> Iterator[str]:
+        """The name of each full page of the tokens."""
+        ids = np.asarray(tokens[: len(tokens) // _PAGE * _PAGE], "<i4").reshape(-1, _PAGE)
+        digest = blake2b(salt.to_bytes(8, "little"), key=self._root, digest_size=32).digest()
+        for page in ids:
+            digest = blake2b(digest + page.tobytes(), key=self._root, digest_size=32).digest()
+            yield digest.hex()
+
+
+class _Writer:
+    """A thread that writes files in order; the interpreter waits for it at exit."""
+
+    def __init__(self, files: PromptFiles) -> None:
+        self.process = os.getpid()
+        self._files = files
+        self._thread = ThreadPoolExecutor(1, "prompt-cache")
+        self._lock = Lock()
+        self._waiting: set[str] = set()
+        self._waiting_bytes = 0
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._waiting
+
+    @property
+    def is_full(self) -> bool:
+        return self._waiting_bytes >= _MOST_WAITING
+
+    def write(self, name: str, content: NDArray[Any], when: int) -> None:
+        self._add(name, content.nbytes)
+        self._submit(self._write, name, content, when)
+
+    def mark_used(self, name: str, when: int) -> None:
+        self._submit(self._files.mark_used, name, when)
+
+    def flush(self) -> None:
+        self._thread.submit(lambda: None).result()
+
+    def _write(self, name: str, content: NDArray[Any], when: int) -> None:
+        try:
+            self._files.write(name, content.data.cast("B"), when)
+        finally:
+            self._add(name, -content.nbytes)
+
+    def _add(self, name: str, size: int) -> None:
+        with self._lock:
+            self._waiting_bytes += size
+            (self._waiting.add if size > 0 else self._waiting.discard)(name)
+
+    def _submit(self, work: Callable[..., None], *arguments: Any) -> None:
+        with suppress(RuntimeError):  # the interpreter is exiting
+            self._thread.submit(work, *arguments)
