@@ -5,9 +5,11 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
@@ -16,6 +18,9 @@ from specqd import LLM, SamplingParams
 from specqd.engine.engine import Engine
 from specqd.engine.generation import Generation, GenerationRequest
 from specqd.errors import MachineError, SpecqdWarning
+from specqd.model import prompt_store
+from specqd.model.prompt_files import PromptFiles
+from specqd.model.scoring import score
 from support.cached_models import PAGE, WINDOWED
 from support.command_line import PROGRAM, Refuse
 from support.engines import run_to_end
@@ -270,8 +275,6 @@ def test_the_size_is_bounded(llama: Path, kept: Path, rng: np.random.Generator) 
 def test_a_prompt_that_is_only_used_from_memory_stays_on_disk(
     llama: Path, kept: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import time
-
     now = time.time_ns()
     monkeypatch.setattr(time, "time_ns", lambda: now)
     common, others = tokens_of(rng, 130), [tokens_of(rng, 130) for _ in range(6)]
@@ -316,18 +319,51 @@ def test_a_full_disk_changes_no_answer(
 def test_copies_that_wait_are_bounded_and_the_rest_is_kept_later(
     llama: Path, kept: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specqd.model import prompt_store
+    prompt, may_write, written = tokens_of(rng, 640), Event(), []
+    write = PromptFiles.write
 
-    prompt = tokens_of(rng, 640)
+    def slow(files: PromptFiles, name: str, content: memoryview, when: int) -> None:
+        may_write.wait()
+        written.append(name)
+        write(files, name, content, when)
+
+    monkeypatch.setattr(PromptFiles, "write", slow)
     with restarted(llama, kept) as llm:
-        monkeypatch.setattr(prompt_store, "_MOST_WAITING", llm.model.cache.page_bytes)
+        monkeypatch.setattr(prompt_store, "_MOST_WAITING", 3 * llm.model.cache.page_bytes)
         run(llm, prompt)
-    assert 1 <= len(pages(kept)) <= 10
+        run(llm, prompt)
+        may_write.set()
+    assert len(written) == len({*written}) == len(pages(kept)) == 3
+    monkeypatch.undo()
     with restarted(llama, kept) as llm:
-        monkeypatch.undo()
         run(llm, prompt)
     with restarted(llama, kept) as llm:
         assert run(llm, prompt).cached_prompt_tokens == 576
+
+
+def test_of_a_prompt_that_does_not_fit_the_beginning_is_kept(
+    llama: Path, kept: Path, rng: np.random.Generator
+) -> None:
+    prompt = tokens_of(rng, 640)
+    with restarted(llama, None) as plain:
+        most = 6 * plain.model.cache.page_bytes
+    with restarted(llama, kept, size=most) as llm:
+        run(llm, prompt)
+    with restarted(llama, kept, size=most) as llm:
+        assert run(llm, prompt).cached_prompt_tokens >= 3 * 64
+
+
+@pytest.mark.parametrize("length", [64, 65, 128, 129])
+def test_a_token_remains_to_forward(
+    hybrid: Path, kept: Path, length: int, rng: np.random.Generator
+) -> None:
+    prompt = tokens_of(rng, length)
+    with restarted(hybrid, kept) as llm:
+        expected = run(llm, prompt)
+    with restarted(hybrid, kept) as llm:
+        found = run(llm, prompt)
+    assert same_bits(found, expected)
+    assert found.cached_prompt_tokens == (length - 1) // PAGE * PAGE
 
 
 def test_a_prompt_that_waits_for_pages_is_looked_up_once(
@@ -363,9 +399,19 @@ def test_a_forked_process_keeps_prompts(llama: Path, kept: Path, rng: np.random.
         assert run(llm, prompt).cached_prompt_tokens == 192
 
 
-def test_contexts_of_scores_are_kept(llama: Path, kept: Path, rng: np.random.Generator) -> None:
-    from specqd.model.scoring import score
+def test_a_forked_process_that_keeps_nothing_ends(
+    llama: Path, kept: Path, rng: np.random.Generator
+) -> None:
+    with restarted(llama, kept) as llm:
+        run(llm, tokens_of(rng, 100))
+        child = os.fork()
+        if child == 0:
+            llm.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
 
+
+def test_contexts_of_scores_are_kept(llama: Path, kept: Path, rng: np.random.Generator) -> None:
     context, end = tokens_of(rng, 150), tokens_of(rng, 20)
     with restarted(llama, kept) as llm:
         expected = score(llm.model, context, end)

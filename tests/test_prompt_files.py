@@ -167,7 +167,7 @@ def test_a_link_is_neither_read_nor_written_through(files: PromptFiles, tmp_path
     (files.path / name_of(1)).symlink_to(outside)
     refused_once(files, 1)
     (files.path / name_of(1)).symlink_to(outside)
-    files.mark_used(name_of(1), 5)
+    files.mark_used([(name_of(1), 5)])
     write(files, 1)
     assert holds(files, 1)
     assert (outside.read_bytes(), outside.stat().st_mtime_ns) == (kept, 1)
@@ -177,8 +177,8 @@ def test_the_least_recently_used_files_are_removed(tmp_path: Path) -> None:
     files = PromptFiles(tmp_path / "cache", 16 * WHOLE)
     for number in range(1, 17):
         write(files, number)
-    files.mark_used(name_of(1), 100)
-    files.mark_used(name_of(999), 100)  # is ignored
+    files.mark_used([(name_of(1), 100)])
+    files.mark_used([(name_of(999), 100)])  # is ignored
     write(files, 17)
     assert [number for number in range(1, 18) if not holds(files, number)] == [2]
     write(PromptFiles(files.path, 4 * WHOLE), 18)

@@ -10,7 +10,7 @@ import re
 import stat
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_bytes, token_hex
@@ -50,17 +50,19 @@ class PromptFiles:
         self._room = 0  # bytes that may be written before the directory is read again
         self._warned: set[str] = set()
 
-    def last_use(self, name: str) -> int | None:
-        """The time of the last use in nanoseconds of the system's clock; None: no such file."""
+    def holds(self, name: str) -> bool:
+        """Whether there is such a file, intact or not."""
         try:
-            return os.stat(name, dir_fd=self._directory, follow_symlinks=False).st_mtime_ns
+            os.stat(name, dir_fd=self._directory, follow_symlinks=False)
         except OSError:
-            return None
+            return False
+        return True
 
-    def mark_used(self, name: str, when: int) -> None:
-        """Sets the time of the last use, in nanoseconds; a missing file is ignored."""
-        with suppress(OSError):
-            os.utime(name, ns=(when, when), dir_fd=self._directory, follow_symlinks=False)
+    def mark_used(self, names: Iterable[tuple[str, int]]) -> None:
+        """Sets the time of the last use of each file, in nanoseconds; ignores missing files."""
+        for name, when in names:
+            with suppress(OSError):
+                os.utime(name, ns=(when, when), dir_fd=self._directory, follow_symlinks=False)
 
     def read(self, name: str, content: memoryview) -> bool:
         """Fills `content`; returns False if there is no such file, or if it is damaged.
@@ -193,7 +195,9 @@ class PromptFiles:
         if status.st_uid != os.geteuid():
             raise self._refused("belongs to another user; name a directory of your own")
         if status.st_mode & 0o022:
-            raise self._refused("other users can write to it; chmod 700 it, or name another one")
+            raise self._refused(
+                "other users can write to it; chmod 700 it, or name a new one in it"
+            )
 
     def _open_key(self) -> bytes:
         """The key of the directory, which the first process makes."""

@@ -24,7 +24,6 @@ from specqd.model.prompt_files import PromptFiles
 
 _PAGE = _native.PAGE_POSITIONS
 _MOST_WAITING = 256 << 20  # bytes of copies that wait to be written
-_MARKED_EVERY = 60 * 10**9  # nanoseconds between two marks of the same file as used
 
 
 class PromptStore:
@@ -46,6 +45,11 @@ class PromptStore:
             )
         self._files, self._cache = files, cache
         self._root = blake2b(identity, key=files.key, person=b"prompts").digest()
+        self._copies: dict[str, Callable[[int, int], NDArray[Any] | None]] = {
+            "page": cache.page_bits
+        }
+        if cache.has_states:
+            self._copies["state"] = cache.state_bits
         self._writer = _Writer(files)
         self._last = ""  # the last prompt that was looked up
 
@@ -60,15 +64,28 @@ class PromptStore:
         tokens: those whose exact keys and values the sequence holds. Leaves out the last pages if
         too many copies wait; they are offered again when the sequence is published again.
         """
-        cache, now = self._cache, time.time_ns()
+        writer, now = self._writer_here(), time.time_ns()
+        known: list[tuple[str, int]] = []
+        new: list[tuple[str, int, Callable[[], NDArray[Any] | None]]] = []
         for page, name in enumerate(self._names(tokens, salt)):
-            if not cache.has_page(slot, page):  # it left a window
-                return
+            if not self._cache.has_page(slot, page):  # it left a window
+                break
             when = now - page  # so that the last page is removed first: it needs those before it
-            if not self._keep(f"{name}.page", when, partial(cache.page_bits, slot, page)):
+            for kind, copy in self._copies.items():
+                file = f"{name}.{kind}"
+                if file in writer or self._files.holds(
+                    file
+                ):  # a file leaves the writer after it exists
+                    known.append((file, when))
+                else:
+                    new.append((file, when, partial(copy, slot, page)))
+        writer.mark_used(known)
+        for file, when, copied in new:
+            if writer.is_full:
                 return
-            if cache.has_states:
-                self._keep(f"{name}.state", when, partial(cache.state_bits, slot, page))
+            content = copied()
+            if content is not None:
+                writer.write(file, content, when)
 
     def restore(self, tokens: SequenceOf[int], salt: int) -> None:
         """Puts kept pages of a prompt into the cache, as published pages that no sequence holds.
@@ -91,7 +108,7 @@ class PromptStore:
 
     def flush(self) -> None:
         """Waits until all copies are written."""
-        self._writer.flush()
+        self._writer_here().flush()
 
     def _load(self, slot: int, names: SequenceOf[str], first: int) -> int:
         """Loads pages from `first` on into a sequence; returns their end. With recurrent layers,
@@ -102,7 +119,7 @@ class PromptStore:
         for page in range(first, end):
             name = f"{names[page]}.page"
             if not self._read(name, content) or not cache.append_page(slot, content):
-                end = 0 if cache.has_states else page
+                end = page
                 break
         if end > first and cache.has_states:
             state = np.empty(cache.slot_bytes, np.uint8)
@@ -113,30 +130,18 @@ class PromptStore:
     def _last_state(self, names: SequenceOf[str], first: int) -> int:
         """The end of the last page after `first` whose states are kept; 0: none."""
         for page in range(len(names) - 1, first - 1, -1):
-            if self._files.last_use(f"{names[page]}.state") is not None:
+            if self._files.holds(f"{names[page]}.state"):
                 return page + 1
         return 0
 
     def _read(self, name: str, content: NDArray[Any]) -> bool:
         return self._files.read(name, content.data.cast("B"))
 
-    def _keep(self, name: str, when: int, copy: Callable[[], NDArray[Any] | None]) -> bool:
-        """Returns False if too many copies wait."""
-        if self._writer.process != os.getpid():  # a fork copies no threads
+    def _writer_here(self) -> "_Writer":
+        """The writer of this process. A fork copies no threads, and not what waited for them."""
+        if self._writer.process != os.getpid():
             self._writer = _Writer(self._files)
-        used = self._files.last_use(name)
-        if used is not None:
-            if when - used > _MARKED_EVERY:
-                self._writer.mark_used(name, when)
-            return True
-        if name in self._writer:
-            return True
-        if self._writer.is_full:
-            return False
-        content = copy()
-        if content is not None:
-            self._writer.write(name, content, when)
-        return True
+        return self._writer
 
     def _names(self, tokens: SequenceOf[int], salt: int) -> Iterator[str]:
         """The name of each full page of the tokens."""
@@ -169,8 +174,9 @@ class _Writer:
         self._add(name, content.nbytes)
         self._submit(self._write, name, content, when)
 
-    def mark_used(self, name: str, when: int) -> None:
-        self._submit(self._files.mark_used, name, when)
+    def mark_used(self, names: SequenceOf[tuple[str, int]]) -> None:
+        """Marks files as used at these times, in nanoseconds."""
+        self._submit(self._files.mark_used, names)
 
     def flush(self) -> None:
         self._thread.submit(lambda: None).result()
