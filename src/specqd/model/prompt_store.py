@@ -101,8 +101,7 @@ class PromptStore:
         try:
             held = self._cache.attach_prefix(slot, tokens, salt) // _PAGE
             end = self._load(slot, names, held)
-            if end > held:
-                self._cache.publish(slot, tokens[: end * _PAGE], salt)
+            self._cache.publish(slot, tokens[: end * _PAGE], salt)
         finally:
             self._cache.release(slot)
 
