@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from hashlib import blake2b
 from threading import Lock
 from typing import Any
@@ -23,6 +22,7 @@ from specqd.errors import MachineError
 from specqd.model.prompt_files import PromptFiles
 
 _PAGE = _native.PAGE_POSITIONS
+_Copy = Callable[[int, int], NDArray[Any] | None]  # of a slot's page, or of the states at its end
 _MOST_WAITING = 256 << 20  # bytes of copies that wait to be written
 
 
@@ -35,19 +35,17 @@ class PromptStore:
     """
 
     def __init__(self, files: PromptFiles, cache: _native.KvCache, identity: bytes) -> None:
-        """Raises MachineError if the directory's bound is below the size of one page."""
-        if files.most_bytes < 2 * max(cache.page_bytes, cache.slot_bytes):
-            least = 2 * max(cache.page_bytes, cache.slot_bytes) / 1e6
+        """Raises MachineError if the directory's bound is below the size of two pages."""
+        least = 2 * max(cache.page_bytes, cache.slot_bytes)
+        if files.most_bytes < least:
             raise MachineError(
-                f"is too small for two pages of this model; give at least {least:.1f} MB",
+                f"is too small for two pages of this model; give at least {least / 1e6:.1f} MB",
                 "prompt_cache_size",
                 str(files.most_bytes),
             )
         self._files, self._cache = files, cache
         self._root = blake2b(identity, key=files.key, person=b"prompts").digest()
-        self._copies: dict[str, Callable[[int, int], NDArray[Any] | None]] = {
-            "page": cache.page_bits
-        }
+        self._copies: dict[str, _Copy] = {"page": cache.page_bits}
         if cache.has_states:
             self._copies["state"] = cache.state_bits
         self._writer = _Writer(files)
@@ -66,24 +64,23 @@ class PromptStore:
         """
         writer, now = self._writer_here(), time.time_ns()
         known: list[tuple[str, int]] = []
-        new: list[tuple[str, int, Callable[[], NDArray[Any] | None]]] = []
+        new: list[tuple[str, int, _Copy, int]] = []
         for page, name in enumerate(self._names(tokens, salt)):
             if not self._cache.has_page(slot, page):  # it left a window
                 break
             when = now - page  # so that the last page is removed first: it needs those before it
             for kind, copy in self._copies.items():
                 file = f"{name}.{kind}"
-                if file in writer or self._files.holds(
-                    file
-                ):  # a file leaves the writer after it exists
+                # A file leaves the writer after it exists, so the writer is asked first.
+                if file in writer or self._files.holds(file):
                     known.append((file, when))
                 else:
-                    new.append((file, when, partial(copy, slot, page)))
+                    new.append((file, when, copy, page))
         writer.mark_used(known)
-        for file, when, copied in new:
+        for file, when, copy, page in new:
             if writer.is_full:
                 return
-            content = copied()
+            content = copy(slot, page)
             if content is not None:
                 writer.write(file, content, when)
 
