@@ -1,35 +1,36 @@
 """Prompts that are kept on disk: the same bits, after a restart, for every kind of cache."""
 
-import errno
 import json
-import os
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
 
 import numpy as np
 import pytest
 
-from specqd import LLM, SamplingParams
+from specqd import SamplingParams
 from specqd.engine.engine import Engine
-from specqd.engine.generation import Generation, GenerationRequest
-from specqd.errors import MachineError, SpecqdWarning
-from specqd.model import prompt_store
-from specqd.model.prompt_files import PromptFiles
+from specqd.engine.generation import GenerationRequest
+from specqd.errors import SpecqdWarning
 from specqd.model.scoring import score
 from support.cached_models import PAGE, WINDOWED
 from support.command_line import PROGRAM, Refuse
 from support.engines import run_to_end
 from support.families import FAMILY_SHAPES
 from support.fixtures import a_model
-from support.random_models import Shape, make_model, read_model
+from support.kept_prompts import (
+    SHAPE,
+    VOCABULARY,
+    an_llm,
+    assert_bits,
+    pages,
+    run,
+    same_bits,
+    tokens_of,
+)
+from support.random_models import make_model, read_model
 from support.writers import write_safetensors
 
-SHAPE = Shape("llama", vocab=301, context=1024)
 llama = a_model(SHAPE)
 windowed = a_model(WINDOWED)
 latent = a_model(FAMILY_SHAPES["deepseek_v3"])
@@ -51,49 +52,15 @@ def kept(tmp_path: Path) -> Path:
     return tmp_path / "prompts"
 
 
-def an_llm(directory: Path, kept: Path | None, size: int = 10 << 30, **options: object) -> LLM:
-    given: dict[str, object] = {"draft": "none", "threads": 1, "cache_positions": 1 << 12}
-    chosen = given | options
-    return LLM(directory, prompt_cache=kept, prompt_cache_size=size, **chosen)  # type: ignore[arg-type]
-
-
-@contextmanager
-def restarted(directory: Path, kept: Path | None, **options: object) -> Iterator[LLM]:
-    with an_llm(directory, kept, **options) as llm:  # type: ignore[arg-type]
-        yield llm
-
-
-def tokens_of(rng: np.random.Generator, count: int) -> list[int]:
-    return rng.integers(0, 250, count).tolist()
-
-
-def run(llm: LLM, prompt: list[int], max_tokens: int = 10, salt: str = "") -> Generation:
-    params = SamplingParams(
-        max_tokens=max_tokens, temperature=0.8, seed=3, logprobs=2, ignore_eos=True
-    )
-    engine = llm.engine
-    [generation] = engine.submit(GenerationRequest([prompt], params, cache_salt=salt))
-    run_to_end(engine)
-    return generation
-
-
-def same_bits(found: Generation, expected: Generation) -> bool:
-    return (found.tokens, found.logprobs) == (expected.tokens, expected.logprobs)
-
-
-def pages(kept: Path) -> list[Path]:
-    return sorted(kept.glob("*.page"))
-
-
 def test_a_restart_continues_a_prompt_with_the_same_bits(
     directory: Path, kept: Path, rng: np.random.Generator
 ) -> None:
     prompt = tokens_of(rng, int(rng.integers(200, 400)))
-    with restarted(directory, None) as plain:
+    with an_llm(directory, None) as plain:
         expected = run(plain, prompt)
-    with restarted(directory, kept) as first:
+    with an_llm(directory, kept) as first:
         assert same_bits(run(first, prompt), expected)
-    with restarted(directory, kept) as second:
+    with an_llm(directory, kept) as second:
         found = run(second, prompt)
     assert same_bits(found, expected)
     assert found.cached_prompt_tokens == (len(prompt) - 1) // PAGE * PAGE
@@ -105,13 +72,13 @@ def test_a_chat_goes_on_after_a_restart(
 ) -> None:
     history, parts = tokens_of(rng, 100), [tokens_of(rng, 30) for _ in range(3)]
     expected = []
-    with restarted(directory, None) as plain:
+    with an_llm(directory, None) as plain:
         turn = history
         for part in parts:
             expected.append(run(plain, turn, 40))
             turn = [*turn, *expected[-1].tokens, *part]
     for part, before in zip(parts, expected, strict=True):
-        with restarted(directory, kept, draft=draft) as llm:
+        with an_llm(directory, kept, draft=draft) as llm:
             found = run(llm, history, 40)
         assert same_bits(found, before)
         if directory != windowed:  # how much leaves a window depends on the draft
@@ -125,11 +92,11 @@ def test_kept_pages_continue_those_in_memory(
 ) -> None:
     """The first pages are in memory, the next ones on disk, the last ones in neither."""
     whole = tokens_of(rng, 400)
-    with restarted(directory, kept) as llm:
+    with an_llm(directory, kept) as llm:
         run(llm, whole[:300])
-    with restarted(directory, None) as plain:
+    with an_llm(directory, None) as plain:
         expected = run(plain, whole)
-    with restarted(directory, kept) as llm:
+    with an_llm(directory, kept) as llm:
         run(llm, whole[:140])
         found = run(llm, whole)
         assert llm.model.cache.free_pages == llm.model.cache.total_pages
@@ -141,11 +108,11 @@ def test_only_what_is_in_common_is_continued(
     llama: Path, kept: Path, rng: np.random.Generator
 ) -> None:
     prompt = tokens_of(rng, 300)
-    with restarted(llama, kept) as llm:
+    with an_llm(llama, kept) as llm:
         run(llm, prompt)
     for at, held in ((0, 0), (63, 0), (64, 64), (200, 192)):
-        other = [*prompt[:at], (prompt[at] + 1) % 250, *prompt[at + 1 :]]
-        with restarted(llama, None) as plain, restarted(llama, kept) as llm:
+        other = [*prompt[:at], (prompt[at] + 1) % VOCABULARY, *prompt[at + 1 :]]
+        with an_llm(llama, None) as plain, an_llm(llama, kept) as llm:
             found = run(llm, other)
             assert same_bits(found, run(plain, other))
             assert found.cached_prompt_tokens == held
@@ -176,9 +143,9 @@ def test_a_new_process_continues_a_prompt(
 
 def test_two_processes_share_a_directory(llama: Path, kept: Path, rng: np.random.Generator) -> None:
     prompts = [tokens_of(rng, 200) for _ in range(4)]
-    with restarted(llama, None) as plain:
+    with an_llm(llama, None) as plain:
         expected = [run(plain, prompt) for prompt in prompts]
-    with restarted(llama, kept) as first, restarted(llama, kept) as second:
+    with an_llm(llama, kept) as first, an_llm(llama, kept) as second:
         for llm in (first, second):
             for prompt, before in zip(prompts, expected, strict=True):
                 assert same_bits(run(llm, prompt), before)
@@ -193,7 +160,7 @@ def test_pages_of_another_model_are_not_used(
     llama: Path, kept: Path, tmp_path: Path, change: str, rng: np.random.Generator, seed: int
 ) -> None:
     prompt = tokens_of(rng, 200)
-    with restarted(llama, kept) as llm:
+    with an_llm(llama, kept) as llm:
         run(llm, prompt)
     other, options = llama, {}
     if change == "precision":
@@ -211,7 +178,7 @@ def test_pages_of_another_model_are_not_used(
         (other / "config.json").write_text(json.dumps(config | {"rope_theta": 12345.0}))
     else:
         other = make_model(tmp_path / "other", SHAPE, seed + 1)
-    with restarted(other, None, **options) as plain, restarted(other, kept, **options) as llm:
+    with an_llm(other, None, **options) as plain, an_llm(other, kept, **options) as llm:
         found = run(llm, prompt)
         assert found.cached_prompt_tokens == 0
         assert same_bits(found, run(plain, prompt))
@@ -221,9 +188,9 @@ def test_another_context_uses_the_same_pages(
     llama: Path, kept: Path, rng: np.random.Generator
 ) -> None:
     prompt = tokens_of(rng, 200)
-    with restarted(llama, kept) as llm:
+    with an_llm(llama, kept) as llm:
         run(llm, prompt)
-    with restarted(llama, kept, context=300) as llm:
+    with an_llm(llama, kept, context=300) as llm:
         assert run(llm, prompt).cached_prompt_tokens == 192
 
 
@@ -231,10 +198,10 @@ def test_a_salt_keeps_prompts_apart_after_a_restart(
     llama: Path, kept: Path, rng: np.random.Generator
 ) -> None:
     prompt = tokens_of(rng, 200)
-    with restarted(llama, kept) as llm:
+    with an_llm(llama, kept) as llm:
         run(llm, prompt, salt="one")
     for salt, held in (("", 0), ("two", 0), ("one", 192)):
-        with restarted(llama, kept) as llm:
+        with an_llm(llama, kept) as llm:
             assert run(llm, prompt, salt=salt).cached_prompt_tokens == held
 
 
@@ -242,7 +209,7 @@ def test_a_damaged_page_is_read_again_and_written_again(
     directory: Path, kept: Path, rng: np.random.Generator
 ) -> None:
     prompt = tokens_of(rng, 300)
-    with restarted(directory, kept) as llm:
+    with an_llm(directory, kept) as llm:
         expected = run(llm, prompt)
     for path in (*pages(kept), *kept.glob("*.state")):
         whole = path.read_bytes()
@@ -250,126 +217,10 @@ def test_a_damaged_page_is_read_again_and_written_again(
         damaged[int(rng.integers(len(whole)))] ^= 1 << int(rng.integers(8))
         path.write_bytes(damaged)
         with pytest.warns(SpecqdWarning, match="is damaged and was removed"):
-            check_bits(directory, kept, prompt, expected)
+            assert_bits(directory, kept, prompt, expected)
         assert path.read_bytes() == whole
-    with restarted(directory, kept) as llm:
+    with an_llm(directory, kept) as llm:
         assert run(llm, prompt).cached_prompt_tokens == 256
-
-
-def check_bits(directory: Path, kept: Path, prompt: list[int], expected: Generation) -> None:
-    with restarted(directory, kept) as llm:
-        assert same_bits(run(llm, prompt), expected)
-
-
-def test_the_size_is_bounded(llama: Path, kept: Path, rng: np.random.Generator) -> None:
-    with restarted(llama, None) as plain:
-        most = 7 * plain.model.cache.page_bytes
-        prompts = [tokens_of(rng, 200) for _ in range(5)]
-        expected = [run(plain, prompt) for prompt in prompts]
-    with restarted(llama, kept, size=most) as llm:
-        for prompt, before in zip(prompts, expected, strict=True):
-            assert same_bits(run(llm, prompt), before)
-    assert 0 < sum(each.stat().st_size for each in kept.iterdir()) <= most
-    with restarted(llama, kept, size=most) as llm:
-        assert run(llm, prompts[-1]).cached_prompt_tokens == 192  # the latest is kept
-
-
-def test_a_prompt_that_is_only_used_from_memory_stays_on_disk(
-    llama: Path, kept: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = time.time_ns()
-    monkeypatch.setattr(time, "time_ns", lambda: now)
-    common, others = tokens_of(rng, 130), [tokens_of(rng, 130) for _ in range(6)]
-    with restarted(llama, None) as plain:
-        most = 6 * plain.model.cache.page_bytes
-    with restarted(llama, kept, size=most) as llm:
-        for other in others:
-            run(llm, common)
-            now += 100 * 10**9
-            run(llm, other)
-            now += 100 * 10**9
-    with restarted(llama, kept, size=most) as llm:
-        assert run(llm, common).cached_prompt_tokens == 128
-
-
-def test_a_full_disk_changes_no_answer(
-    llama: Path, kept: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prompt = tokens_of(rng, 300)
-    with restarted(llama, None) as plain:
-        expected = run(plain, prompt)
-    rename, left = os.rename, 2
-
-    def full(*arguments: object, **options: object) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        rename(*arguments, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(os, "rename", full)
-    with pytest.warns(SpecqdWarning, match="cannot be written: No space left"):
-        check_bits(llama, kept, prompt, expected)
-    assert len(pages(kept)) == 2
-    monkeypatch.undo()
-    with restarted(llama, kept) as llm:
-        found = run(llm, prompt)
-    assert (same_bits(found, expected), found.cached_prompt_tokens) == (True, 128)
-    assert len(pages(kept)) == 4
-
-
-def test_copies_that_wait_are_bounded_and_the_rest_is_kept_later(
-    llama: Path, kept: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prompt, may_write, written = tokens_of(rng, 640), Event(), []
-    write = PromptFiles.write
-
-    def slow(files: PromptFiles, name: str, content: memoryview, when: int) -> None:
-        may_write.wait()
-        written.append(name)
-        write(files, name, content, when)
-
-    monkeypatch.setattr(PromptFiles, "write", slow)
-    with restarted(llama, kept) as llm:
-        monkeypatch.setattr(prompt_store, "_MOST_WAITING", 3 * llm.model.cache.page_bytes)
-        run(llm, prompt)
-        run(llm, prompt)
-        may_write.set()
-    assert len(written) == len({*written}) == len(pages(kept)) == 3
-    monkeypatch.undo()
-    with restarted(llama, kept) as llm:
-        run(llm, prompt)
-    with restarted(llama, kept) as llm:
-        assert run(llm, prompt).cached_prompt_tokens == 576
-
-
-def test_a_page_that_waits_is_not_copied_again(
-    llama: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    may_write, written = Event(), []
-
-    def wait(_: PromptFiles, name: str, *__: object) -> None:
-        may_write.wait()
-        written.append(name)
-
-    monkeypatch.setattr(PromptFiles, "write", wait)
-    with restarted(llama, kept) as llm:
-        for _ in range(3):
-            run(llm, list(range(200)))
-        may_write.set()
-    assert len(written) == len({*written}) == 3
-
-
-def test_of_a_prompt_that_does_not_fit_the_beginning_is_kept(
-    llama: Path, kept: Path, rng: np.random.Generator
-) -> None:
-    prompt = tokens_of(rng, 640)
-    with restarted(llama, None) as plain:
-        most = 6 * plain.model.cache.page_bytes
-    with restarted(llama, kept, size=most) as llm:
-        run(llm, prompt)
-    with restarted(llama, kept, size=most) as llm:
-        assert run(llm, prompt).cached_prompt_tokens >= 3 * 64
 
 
 @pytest.mark.parametrize("length", [64, 65, 128, 129])
@@ -377,71 +228,21 @@ def test_a_token_remains_to_forward(
     hybrid: Path, kept: Path, length: int, rng: np.random.Generator
 ) -> None:
     prompt = tokens_of(rng, length)
-    with restarted(hybrid, kept) as llm:
+    with an_llm(hybrid, kept) as llm:
         expected = run(llm, prompt)
-    with restarted(hybrid, kept) as llm:
+    with an_llm(hybrid, kept) as llm:
         found = run(llm, prompt)
     assert same_bits(found, expected)
     assert found.cached_prompt_tokens == (length - 1) // PAGE * PAGE
 
 
-def test_a_prompt_that_waits_for_pages_is_looked_up_once(
-    llama: Path, kept: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running, waiting = tokens_of(rng, 300), tokens_of(rng, 300)
-    with restarted(llama, kept) as llm:
-        run(llm, waiting)
-    with an_llm(llama, kept, cache_positions=11 * PAGE) as llm:
-        store = llm.model.prompt_store
-        assert store is not None
-        loads = []
-        load = store._load
-        monkeypatch.setattr(store, "_load", lambda *given: loads.append(given) or load(*given))
-        params = SamplingParams(max_tokens=100, temperature=0, ignore_eos=True)
-        llm.engine.submit(GenerationRequest([running], params))
-        llm.engine.submit(GenerationRequest([waiting], params))
-        run_to_end(llm.engine)
-        assert len(loads) == 2
-
-
-def test_a_forked_process_keeps_prompts(llama: Path, kept: Path, rng: np.random.Generator) -> None:
-    with restarted(llama, kept) as llm:
-        run(llm, tokens_of(rng, 100))
-        prompt = tokens_of(rng, 200)
-        child = os.fork()
-        if child == 0:
-            run(llm, prompt)
-            llm.close()
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-    with restarted(llama, kept) as llm:
-        assert run(llm, prompt).cached_prompt_tokens == 192
-
-
-def test_a_forked_process_that_keeps_nothing_ends(
-    llama: Path, kept: Path, rng: np.random.Generator
-) -> None:
-    with restarted(llama, kept) as llm:
-        run(llm, tokens_of(rng, 100))
-        child = os.fork()
-        if child == 0:
-            llm.close()
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-
-
 def test_contexts_of_scores_are_kept(llama: Path, kept: Path, rng: np.random.Generator) -> None:
     context, end = tokens_of(rng, 150), tokens_of(rng, 20)
-    with restarted(llama, kept) as llm:
+    with an_llm(llama, kept) as llm:
         expected = score(llm.model, context, end)
-    with restarted(llama, kept) as llm:
+    with an_llm(llama, kept) as llm:
         assert score(llm.model, context, end) == expected
         assert len(pages(kept)) == 2
-
-
-def test_a_cache_smaller_than_two_pages_is_refused(llama: Path, kept: Path) -> None:
-    with pytest.raises(MachineError, match=r"^prompt_cache_size 1000: is too small for two pages"):
-        an_llm(llama, kept, size=1000)
 
 
 def test_options_of_the_command_line_name_the_directory_and_its_size(
@@ -467,7 +268,7 @@ def test_engines_of_one_model_find_each_others_salted_prompts(
 ) -> None:
     prompt = tokens_of(rng, 200)
     params = SamplingParams(max_tokens=3, temperature=0)
-    with restarted(llama, kept) as llm:
+    with an_llm(llama, kept) as llm:
         run(llm, prompt, salt="one")
         engine = Engine(llm.engine.level, llm.tokenizer)
         [found] = engine.submit(GenerationRequest([prompt], params, cache_salt="one"))

@@ -11,7 +11,7 @@ AREAS = {
     "model": (
         "calibration context decoder exactness experts find_wrong_bit fp4 gemma4 "
         "gguf_recurrent goldens head* kv_* latent mtp* native_structs pack* partial_head "
-        "prompt_cache prompt_files real_models recurrent* rope stages taps tensors"
+        "prompt_cache prompt_files prompt_store real_models recurrent* rope stages taps tensors"
     ),
     "kernels": "allocation_faults error_feedback float_mode kernels noise rope sample_token",
     "runtime": "numa pool stages threads topology",

@@ -1,0 +1,188 @@
+"""What a prompt store keeps: within its bounds, in order, and in forked processes too."""
+
+import errno
+import os
+import time
+from pathlib import Path
+from threading import Event
+
+import numpy as np
+import pytest
+
+from specqd import SamplingParams
+from specqd.engine.generation import GenerationRequest
+from specqd.errors import MachineError, SpecqdWarning
+from specqd.model import prompt_store
+from specqd.model.prompt_files import PromptFiles
+from support.cached_models import PAGE
+from support.engines import run_to_end
+from support.fixtures import a_model
+from support.kept_prompts import SHAPE, an_llm, assert_bits, pages, run, same_bits, tokens_of
+
+llama = a_model(SHAPE)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    return tmp_path / "prompts"
+
+
+def test_the_size_is_bounded(llama: Path, kept: Path, rng: np.random.Generator) -> None:
+    with an_llm(llama, None) as plain:
+        most = 7 * plain.model.cache.page_bytes
+        prompts = [tokens_of(rng, 200) for _ in range(5)]
+        expected = [run(plain, prompt) for prompt in prompts]
+    with an_llm(llama, kept, size=most) as llm:
+        for prompt, before in zip(prompts, expected, strict=True):
+            assert same_bits(run(llm, prompt), before)
+    assert 0 < sum(each.stat().st_size for each in kept.iterdir()) <= most
+    with an_llm(llama, kept, size=most) as llm:
+        assert run(llm, prompts[-1]).cached_prompt_tokens == 192  # the latest is kept
+
+
+def test_a_prompt_that_is_only_used_from_memory_stays_on_disk(
+    llama: Path, kept: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now)
+    common, others = tokens_of(rng, 130), [tokens_of(rng, 130) for _ in range(6)]
+    with an_llm(llama, None) as plain:
+        most = 6 * plain.model.cache.page_bytes
+    with an_llm(llama, kept, size=most) as llm:
+        for other in others:
+            run(llm, common)
+            now += 100 * 10**9
+            run(llm, other)
+            now += 100 * 10**9
+    with an_llm(llama, kept, size=most) as llm:
+        assert run(llm, common).cached_prompt_tokens == 128
+
+
+def test_a_full_disk_changes_no_answer(
+    llama: Path, kept: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = tokens_of(rng, 300)
+    with an_llm(llama, None) as plain:
+        expected = run(plain, prompt)
+    rename, left = os.rename, 2
+
+    def full(*arguments: object, **options: object) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        rename(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "rename", full)
+    with pytest.warns(SpecqdWarning, match="cannot be written: No space left"):
+        assert_bits(llama, kept, prompt, expected)
+    assert len(pages(kept)) == 2
+    monkeypatch.undo()
+    with an_llm(llama, kept) as llm:
+        found = run(llm, prompt)
+    assert (same_bits(found, expected), found.cached_prompt_tokens) == (True, 128)
+    assert len(pages(kept)) == 4
+
+
+def test_copies_that_wait_are_bounded_and_the_rest_is_kept_later(
+    llama: Path, kept: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, may_write, written = tokens_of(rng, 640), Event(), []
+    write = PromptFiles.write
+
+    def slow(files: PromptFiles, name: str, content: memoryview, when: int) -> None:
+        may_write.wait()
+        written.append(name)
+        write(files, name, content, when)
+
+    monkeypatch.setattr(PromptFiles, "write", slow)
+    with an_llm(llama, kept) as llm:
+        monkeypatch.setattr(prompt_store, "_MOST_WAITING", 3 * llm.model.cache.page_bytes)
+        run(llm, prompt)
+        run(llm, prompt)
+        may_write.set()
+    assert len(written) == len({*written}) == len(pages(kept)) == 3
+    monkeypatch.undo()
+    with an_llm(llama, kept) as llm:
+        run(llm, prompt)
+    with an_llm(llama, kept) as llm:
+        assert run(llm, prompt).cached_prompt_tokens == 576
+
+
+def test_a_page_that_waits_is_not_copied_again(
+    llama: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_write, written = Event(), []
+
+    def wait(_: PromptFiles, name: str, *__: object) -> None:
+        may_write.wait()
+        written.append(name)
+
+    monkeypatch.setattr(PromptFiles, "write", wait)
+    with an_llm(llama, kept) as llm:
+        for _ in range(3):
+            run(llm, list(range(200)))
+        may_write.set()
+    assert len(written) == len({*written}) == 3
+
+
+def test_of_a_prompt_that_does_not_fit_the_beginning_is_kept(
+    llama: Path, kept: Path, rng: np.random.Generator
+) -> None:
+    prompt = tokens_of(rng, 640)
+    with an_llm(llama, None) as plain:
+        most = 6 * plain.model.cache.page_bytes
+    with an_llm(llama, kept, size=most) as llm:
+        run(llm, prompt)
+    with an_llm(llama, kept, size=most) as llm:
+        assert run(llm, prompt).cached_prompt_tokens >= 3 * 64
+
+
+def test_a_prompt_that_waits_for_pages_is_looked_up_once(
+    llama: Path, kept: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, waiting = tokens_of(rng, 300), tokens_of(rng, 300)
+    with an_llm(llama, kept) as llm:
+        run(llm, waiting)
+    with an_llm(llama, kept, cache_positions=11 * PAGE) as llm:
+        store = llm.model.prompt_store
+        assert store is not None
+        loads = []
+        load = store._load
+        monkeypatch.setattr(store, "_load", lambda *given: loads.append(given) or load(*given))
+        params = SamplingParams(max_tokens=100, temperature=0, ignore_eos=True)
+        llm.engine.submit(GenerationRequest([running], params))
+        llm.engine.submit(GenerationRequest([waiting], params))
+        run_to_end(llm.engine)
+        assert len(loads) == 2
+
+
+def test_a_forked_process_keeps_prompts(llama: Path, kept: Path, rng: np.random.Generator) -> None:
+    with an_llm(llama, kept) as llm:
+        run(llm, tokens_of(rng, 100))
+        prompt = tokens_of(rng, 200)
+        child = os.fork()
+        if child == 0:
+            run(llm, prompt)
+            llm.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    with an_llm(llama, kept) as llm:
+        assert run(llm, prompt).cached_prompt_tokens == 192
+
+
+def test_a_forked_process_that_keeps_nothing_ends(
+    llama: Path, kept: Path, rng: np.random.Generator
+) -> None:
+    with an_llm(llama, kept) as llm:
+        run(llm, tokens_of(rng, 100))
+        child = os.fork()
+        if child == 0:
+            llm.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_cache_smaller_than_two_pages_is_refused(llama: Path, kept: Path) -> None:
+    with pytest.raises(MachineError, match=r"^prompt_cache_size 1000: is too small for two pages"):
+        an_llm(llama, kept, size=1000)
