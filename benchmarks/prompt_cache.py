@@ -52,10 +52,10 @@ def main() -> None:
     arguments.add_argument("model", type=Path)
     arguments.add_argument("--prompt-tokens", type=int, default=7000)
     arguments.add_argument("--directory", type=Path, help="where to keep prompts")
-    arguments.add_argument("--once", help="answer in this process, print JSON")
+    arguments.add_argument("--once", action="store_true", help="answer what standard input says")
     options = arguments.parse_args()
     if options.once:
-        print(json.dumps(answer(options.model, **json.loads(options.once))))
+        print(json.dumps(answer(options.model, **json.load(sys.stdin))))
         return
     machine = Machine.choose(options.threads, options.isa)
     vocabulary = read_config(options.model).vocab_size
@@ -64,8 +64,8 @@ def main() -> None:
 
     def run(kept: str | None, *, is_repeated: bool = False) -> Figures:
         settings = json.dumps({"prompt": prompt, "kept": kept, "is_repeated": is_repeated})
-        command = [sys.executable, "-W", "ignore", __file__, options.model, "--once", settings]
-        made: Figures = json.loads(subprocess.check_output(command))
+        command = [sys.executable, "-W", "ignore", __file__, options.model, "--once"]
+        made: Figures = json.loads(subprocess.check_output(command, input=settings, text=True))
         return made
 
     def run_new(_: int) -> Figures:

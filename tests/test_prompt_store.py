@@ -12,7 +12,6 @@ import pytest
 from specqd import SamplingParams
 from specqd.engine.generation import GenerationRequest
 from specqd.errors import MachineError, SpecqdWarning
-from specqd.model import prompt_store
 from specqd.model.prompt_files import PromptFiles
 from support.cached_models import PAGE
 from support.engines import run_to_end
@@ -97,7 +96,8 @@ def test_copies_that_wait_are_bounded_and_the_rest_is_kept_later(
 
     monkeypatch.setattr(PromptFiles, "write", slow)
     with an_llm(llama, kept) as llm:
-        monkeypatch.setattr(prompt_store, "_MOST_WAITING", 3 * llm.model.cache.page_bytes)
+        most = 2 * llm.model.cache.page_bytes
+        monkeypatch.setattr(llm.model.prompt_store, "_most_waiting", most)
         run(llm, prompt)
         run(llm, prompt)
         may_write.set()

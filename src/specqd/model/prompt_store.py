@@ -23,7 +23,7 @@ from specqd.model.prompt_files import PromptFiles
 
 _PAGE = _native.PAGE_POSITIONS
 _Copy = Callable[[int, int], NDArray[Any] | None]  # of a slot's page, or of the states at its end
-_MOST_WAITING = 256 << 20  # bytes of copies that wait to be written
+_MOST_WAITING = 1 << 30  # bytes of copies that wait to be written
 
 
 class PromptStore:
@@ -48,6 +48,8 @@ class PromptStore:
         self._copies: dict[str, _Copy] = {"page": cache.page_bits}
         if cache.has_states:
             self._copies["state"] = cache.state_bits
+        free = _native.usable_memory()
+        self._most_waiting = _MOST_WAITING if free < 0 else min(_MOST_WAITING, free // 8)
         self._writer = _Writer(files)
         self._last = ""  # the last prompt that was looked up
 
@@ -78,7 +80,7 @@ class PromptStore:
                     new.append((file, when, copy, page))
         writer.mark_used(known)
         for file, when, copy, page in new:
-            if writer.is_full:
+            if writer.waiting_bytes > self._most_waiting:
                 return
             content = copy(slot, page)
             if content is not None:
@@ -157,14 +159,10 @@ class _Writer:
         self._thread = ThreadPoolExecutor(1, "prompt-cache")
         self._lock = Lock()
         self._waiting: set[str] = set()
-        self._waiting_bytes = 0
+        self.waiting_bytes = 0
 
     def __contains__(self, name: str) -> bool:
         return name in self._waiting
-
-    @property
-    def is_full(self) -> bool:
-        return self._waiting_bytes >= _MOST_WAITING
 
     def write(self, name: str, content: NDArray[Any], when: int) -> None:
         self._add(name, content.nbytes)
@@ -185,7 +183,7 @@ class _Writer:
 
     def _add(self, name: str, size: int) -> None:
         with self._lock:
-            self._waiting_bytes += size
+            self.waiting_bytes += size
             (self._waiting.add if size > 0 else self._waiting.discard)(name)
 
     def _submit(self, work: Callable[..., None], *arguments: Any) -> None:
