@@ -28,7 +28,9 @@ from support.kept_prompts import (
     same_bits,
     tokens_of,
 )
+from support.openai_client import COMPLETIONS
 from support.random_models import make_model, read_model
+from support.served import serving
 from support.writers import write_safetensors
 
 llama = a_model(SHAPE)
@@ -274,3 +276,18 @@ def test_engines_of_one_model_find_each_others_salted_prompts(
         [found] = engine.submit(GenerationRequest([prompt], params, cache_salt="one"))
         run_to_end(engine)
         assert found.cached_prompt_tokens == 192
+
+
+def test_a_server_keeps_the_prompts_of_each_key(
+    llama: Path, kept: Path, rng: np.random.Generator
+) -> None:
+    body = {"prompt": tokens_of(rng, 200), "max_tokens": 9, "temperature": 0, "ignore_eos": True}
+    texts = set()
+    for asked in ({"one": 0}, {"two": 0, "one": 192}):
+        with serving(str(llama), "--prompt-cache", str(kept), key="one two") as served:
+            for key, held in asked.items():
+                header = {"Authorization": f"Bearer {key}"}
+                answer = served.ask("POST", COMPLETIONS, body, header).content
+                assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == held
+                texts.add(answer["choices"][0]["text"])
+    assert len(texts) == 1
