@@ -336,3 +336,33 @@ def test_a_sequence_may_write_its_own_pages_though_none_is_free(directory: Path)
     assert cache.free_pages == 0
     for page in range(4):
         assert testing.make_writable(cache, slot, page * PAGE, (page + 1) * PAGE)
+
+
+def test_pages_are_copied_to_other_caches_bit_for_bit(
+    directory: Path, chance: random.Random
+) -> None:
+    cache, other = open_model(directory).cache, open_model(directory, pages=3).cache
+    slot, copy = published(cache, random_tokens(chance, 200)), other.create()
+    for page in range(3):
+        testing.poison(cache, slot, page, chance.randrange(1 << 16))
+        assert other.append_page(copy, cache.page_bits(slot, page))
+    for page in range(3):
+        np.testing.assert_array_equal(other.page_bits(copy, page), cache.page_bits(slot, page))
+    assert not other.append_page(copy, cache.page_bits(slot, 0))  # no page is free
+    assert not other.has_page(copy, 3)
+
+
+def test_a_page_that_a_sequence_lacks_and_bits_of_another_size_are_refused(
+    cache: _native.KvCache, chance: random.Random
+) -> None:
+    slot = published(cache, random_tokens(chance, 100))
+    for page in (-1, 2, 1 << 40):
+        with pytest.raises(ValueError, match="no such page"):
+            cache.page_bits(slot, page)
+        with pytest.raises(ValueError, match="no such page"):
+            cache.state_bits(slot, page)
+    for words in (0, 1, cache.page_bytes // 2 + 1):
+        with pytest.raises(ValueError, match="exactly the words of one page"):
+            cache.append_page(slot, np.zeros(words, np.uint16))
+    with pytest.raises(ValueError, match="exactly the bytes of one state"):
+        cache.restore_state(slot, np.zeros(1, np.uint8))

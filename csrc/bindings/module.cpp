@@ -295,12 +295,18 @@ void bind_cache(nb::module_& m) {
       .def("has_page", &KvCache::has_page, "sequence"_a, "page"_a);
 }
 
+void require_page(const KvCache& cache, int sequence, int64_t page) {
+  if (page < 0 || !cache.has_page(sequence, page))
+    throw std::invalid_argument("the sequence has no such page");
+}
+
 void bind_page_bits(nb::module_& m) {
   auto cache = nb::borrow<nb::class_<KvCache>>(m.attr("KvCache"));
   cache
       .def(
           "page_bits",
           [](const KvCache& self, int sequence, int64_t page) {
+            require_page(self, sequence, page);
             return owned_array(self.page_bits(sequence, page));
           },
           "sequence"_a, "page"_a, "Returns a copy of a page's words.")
@@ -317,6 +323,7 @@ void bind_page_bits(nb::module_& m) {
       .def(
           "state_bits",
           [](const KvCache& self, int sequence, int64_t page) {
+            require_page(self, sequence, page);
             std::optional<nb::ndarray<nb::numpy, uint8_t>> copy;
             if (const SlotPtr slot = self.cached_state(sequence, page))
               copy = owned_array(std::vector<uint8_t>(slot->bits().begin(), slot->bits().end()));

@@ -886,7 +886,7 @@ class Level(Drafter):
     def tokens_within(self, seconds: float, position: int) -> int:
         """
         Returns the number of tokens from `position` on that a forward reads in so many seconds,
-        at least one and at most the model's rows.
+        but at least 16, and at most the model's rows.
         """
 
     def seconds_per_token(self, count: int) -> float:
