@@ -273,6 +273,16 @@ def test_two_processes_that_open_a_directory_first_share_one_key(
     assert [each.name for each in (tmp_path / "cache").iterdir()] == ["key"]
 
 
+def test_only_the_key_is_flushed_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda file: flushed.append(os.fstat(file).st_size))
+    files = PromptFiles(tmp_path / "cache", 1 << 20)
+    write(files, 1)
+    assert flushed == [32]
+
+
 def test_descriptors_are_closed(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
     for number in range(5):

@@ -10,7 +10,7 @@ import re
 import stat
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_bytes, token_hex
@@ -32,8 +32,8 @@ class PromptFiles:
     """The files of a directory, which is created if it is missing.
 
     All access goes through one descriptor of the directory, and no link is followed. A file is
-    written under another name, then renamed, and not flushed to the disk: after a crash its
-    checksum refuses what was lost. Checksums are HMAC-SHA256 of name and content with the
+    written under another name, then renamed, and not flushed to the disk (only the key is): after a
+    crash its checksum refuses what was lost. Checksums are HMAC-SHA256 of name and content with the
     directory's key.
     """
 
@@ -102,7 +102,9 @@ class PromptFiles:
         try:
             self._make_room(_CHECKSUM_BYTES + len(content))
             at, checksum = self._directory, self._checksum(name, content)
-            with self._temporary(checksum, content, when) as temporary:
+            with self._temporary(
+                [checksum, content], lambda file: os.utime(file, ns=(when, when))
+            ) as temporary:
                 os.rename(temporary, name, src_dir_fd=at, dst_dir_fd=at)
         except OSError as error:
             self._warn(
@@ -113,18 +115,18 @@ class PromptFiles:
 
     @contextmanager
     def _temporary(
-        self, first: bytes, rest: memoryview | bytes, when: int | None = None
+        self, parts: Iterable[bytes | memoryview], finish: Callable[[int], None]
     ) -> Iterator[str]:
-        """The name of a new private file, which is gone afterwards unless it was renamed."""
+        """The name of a new private file of these parts, which is gone afterwards unless it was
+        renamed. `finish` gets the descriptor of the whole file."""
         name = f"{_TEMPORARY}{token_hex(16)}"
         descriptor = os.open(name, _CREATE, 0o600, dir_fd=self._directory)
         try:
             with open(descriptor, "wb") as file:
-                file.write(first)
-                file.write(rest)
+                for part in parts:
+                    file.write(part)
                 file.flush()
-                if when is not None:
-                    os.utime(descriptor, ns=(when, when))
+                finish(descriptor)
             yield name
         finally:
             with suppress(OSError):
@@ -205,7 +207,7 @@ class PromptFiles:
             return self._read_key()
         except FileNotFoundError:
             at, key = self._directory, token_bytes(_KEY_BYTES)
-            with self._temporary(b"", key) as temporary, suppress(FileExistsError):
+            with self._temporary([key], os.fsync) as temporary, suppress(FileExistsError):
                 os.link(temporary, _KEY, src_dir_fd=at, dst_dir_fd=at)  # fails if another made it
             return self._read_key()
 
