@@ -12,6 +12,7 @@ import pytest
 from specqd import SamplingParams
 from specqd.engine.generation import GenerationRequest
 from specqd.errors import MachineError, SpecqdWarning
+from specqd.model import prompt_store
 from specqd.model.prompt_files import PromptFiles
 from support.cached_models import PAGE
 from support.engines import run_to_end
@@ -155,6 +156,20 @@ def test_a_prompt_that_waits_for_pages_is_looked_up_once(
         llm.engine.submit(GenerationRequest([waiting], params))
         run_to_end(llm.engine)
         assert len(loads) == 2
+
+
+def test_sequences_that_were_looked_up_are_forgotten_in_the_end(
+    llama: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_store, "_REMEMBERED", 2)
+    with an_llm(llama, kept) as llm:
+        store = llm.model.prompt_store
+        assert store is not None
+        assert not any(store._is_looked_up(key, 100) for key in (1, 2, 3))
+        assert store._is_looked_up(3, 100)
+        assert not store._is_looked_up(2, 101)  # it was preempted, and has more tokens
+        assert not store._is_looked_up(1, 100)  # forgotten
+        assert store._is_looked_up(2, 101)
 
 
 def test_a_forked_process_keeps_prompts(llama: Path, kept: Path, rng: np.random.Generator) -> None:

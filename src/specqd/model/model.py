@@ -179,7 +179,7 @@ class Model(_native.ModelForward):
         """Attaches cached pages of a new sequence's prompt; returns their number of positions."""
         context = self.context(sequence)
         if self.prompt_store is not None:
-            self.prompt_store.restore(sequence.tokens[:], sequence.cache_salt)
+            self.prompt_store.restore(sequence)
         held = self.cache.attach_prefix(context.slot, sequence.tokens[:], sequence.cache_salt)
         context.record(0, sequence.tokens[:held])
         self.decoder.partial_head.record(sequence.tokens[:held])

@@ -24,6 +24,7 @@ from specqd.model.prompt_files import PromptFiles
 _PAGE = _native.PAGE_POSITIONS
 _Copy = Callable[[int, int], NDArray[Any] | None]  # of a slot's page, or of the states at its end
 _MOST_WAITING = 1 << 30  # bytes of copies that wait to be written
+_REMEMBERED = 1024  # sequences that were looked up
 
 
 class PromptStore:
@@ -51,7 +52,7 @@ class PromptStore:
         free = _native.usable_memory()
         self._most_waiting = _MOST_WAITING if free < 0 else min(_MOST_WAITING, free // 8)
         self._writer = _Writer(files)
-        self._last = ""  # the last prompt that was looked up
+        self._looked_up: dict[int, int] = {}  # lengths by sequence, the latest last
 
     @property
     def salting_key(self) -> bytes:
@@ -86,16 +87,13 @@ class PromptStore:
             if content is not None:
                 writer.write(file, content, when)
 
-    def restore(self, tokens: SequenceOf[int], salt: int) -> None:
-        """Puts kept pages of a prompt into the cache, as published pages that no sequence holds.
-
-        Does nothing if the same prompt was the last one: a prompt that waits for free pages is
-        looked up in each round.
-        """
-        names = list(self._names(tokens[: len(tokens) - 1], salt))
-        if not names or names[-1] == self._last:
+    def restore(self, sequence: _native.Sequence) -> None:
+        """Puts kept pages of a sequence's tokens into the cache, as published pages that no
+        sequence holds. Looks up the same tokens once: a sequence that waits asks in each round."""
+        tokens, salt = sequence.tokens[:], sequence.cache_salt
+        if self._is_looked_up(sequence.key, len(tokens)):
             return
-        self._last = names[-1]
+        names = list(self._names(tokens[: len(tokens) - 1], salt))
         slot = self._cache.create()
         try:
             held = self._cache.attach_prefix(slot, tokens, salt) // _PAGE
@@ -103,6 +101,14 @@ class PromptStore:
             self._cache.publish(slot, tokens[: end * _PAGE], salt)
         finally:
             self._cache.release(slot)
+
+    def _is_looked_up(self, key: int, length: int) -> bool:
+        """Whether this sequence was looked up at this length before."""
+        is_looked_up = self._looked_up.pop(key, None) == length
+        self._looked_up[key] = length
+        if len(self._looked_up) > _REMEMBERED:
+            del self._looked_up[next(iter(self._looked_up))]
+        return is_looked_up
 
     def flush(self) -> None:
         """Waits until all copies are written."""
