@@ -2,16 +2,18 @@
 
 import errno
 import os
+import re
 import time
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
 
-from specqd import SamplingParams
+from specqd import LLM, SamplingParams
 from specqd.engine.generation import GenerationRequest
-from specqd.errors import MachineError, SpecqdWarning
+from specqd.errors import FieldError, MachineError, SpecqdWarning
 from specqd.model import prompt_store
 from specqd.model.prompt_files import PromptFiles
 from support.cached_models import PAGE
@@ -201,3 +203,22 @@ def test_a_forked_process_that_keeps_nothing_ends(
 def test_a_cache_smaller_than_two_pages_is_refused(llama: Path, kept: Path) -> None:
     with pytest.raises(MachineError, match=r"^prompt_cache_size 1000: is too small for two pages"):
         an_llm(llama, kept, size=1000)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"prompt_cache": ""}, "prompt_cache: '' is not the path of a directory"),
+        ({"prompt_cache": 7}, "prompt_cache: 7 is not the path of a directory"),
+        ({"prompt_cache_size": "10g"}, "prompt_cache_size: '10g' is not a whole number"),
+    ],
+)
+def test_wrong_arguments_are_named(llama: Path, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(FieldError, match=f"^{re.escape(message)}$"):
+        LLM(llama, **arguments)
+
+
+def test_the_size_may_be_left_open(llama: Path, kept: Path) -> None:
+    with LLM(llama, "none", threads=1, prompt_cache=str(kept), prompt_cache_size=None) as llm:
+        run(llm, list(range(100)))
+    assert len(pages(kept)) == 1

@@ -231,7 +231,7 @@ class PromptCacheChoice:
     """The directory in which prompts are kept, and its size in bytes, that the options request."""
 
     directory: Path | None = None
-    most_bytes: int = 10 << 30
+    most_bytes: int | None = None
 
 
 NO_PROMPT_CACHE = PromptCacheChoice()

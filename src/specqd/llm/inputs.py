@@ -95,7 +95,7 @@ def model_name(model: object) -> str | Path | None:
 
 def directory_name(name: str, value: object) -> Path | None:
     """The path of a directory; raises FieldError for another type."""
-    if value is not None and not isinstance(value, str | Path):
+    if value == "" or not isinstance(value, str | Path | None):
         raise FieldError(name, f"{shown(value)} is not the path of a directory")
     return None if value is None else Path(value)
 

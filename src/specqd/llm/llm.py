@@ -56,7 +56,8 @@ class LLM:
         determines the KV cache's size and the factors of LongRoPE.
     prompt_cache: a directory in which the KV cache of prompts is kept for later runs; None: it is
         not kept.
-    prompt_cache_size: most bytes of that directory. The least recently used files are removed.
+    prompt_cache_size: most bytes of that directory; None: 10 GiB. The least recently used files are
+        removed first.
     numa: `one` uses one NUMA node, `spread` divides the weights among all nodes, `replicate` copies
         them to each; `auto` spreads. With one node these are the same.
     progress: called while the weights load, with the bytes loaded so far and those of all.
@@ -74,7 +75,7 @@ class LLM:
         cache_positions: int | None = None,
         context: int | None = None,
         prompt_cache: str | Path | None = None,
-        prompt_cache_size: int = 10 << 30,
+        prompt_cache_size: int | None = None,
         numa: str = "auto",
         progress: Progress | None = None,
     ) -> None:

@@ -19,6 +19,7 @@ from weakref import finalize
 from specqd.errors import MachineError, SpecqdWarning
 
 _NAME = re.compile(r"[0-9a-f]{64}\.(page|state)")
+_MOST_BYTES = 10 << 30
 _KEY, _KEY_BYTES = "key", 32
 _CHECKSUM_BYTES = 32
 _TEMPORARY = "new-"
@@ -37,9 +38,11 @@ class PromptFiles:
     directory's key.
     """
 
-    def __init__(self, path: Path, most_bytes: int) -> None:
-        """Raises MachineError if the directory cannot be used or others can write to it."""
-        self.path, self.most_bytes = path, most_bytes
+    def __init__(self, path: Path, most_bytes: int | None = None) -> None:
+        """`most_bytes` is by default 10 GiB. Raises MachineError if the directory cannot be used or
+        others can write to it."""
+        self.path = path
+        self.most_bytes = _MOST_BYTES if most_bytes is None else most_bytes
         with self._refusals():
             self.path = path.expanduser()
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
