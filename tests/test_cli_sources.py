@@ -18,6 +18,7 @@ from support.command_line import Run
 # Three values for options whose text has a syntax of its own.
 _WRITTEN = {
     "allow_origin": ["http://a", "http://b", "http://c"],
+    "prompt_cache_size": [10 << 20, 11 << 20, 12 << 20],
     "draft": ["fp4", "ngram", "none"],
     "word": ["mtp", "mtp:fp4", "mtp:bf16"],
 }
@@ -79,7 +80,7 @@ class Sources:
         if isinstance(kind, click.Path):
             paths = [self.folder / f"{parameter.name}-{i}" for i in range(3)]
             for path in paths:
-                path.touch()
+                path.touch() if kind.file_okay else path.mkdir(exist_ok=True)
             return [str(path) for path in paths]
         if isinstance(kind, click.types.IntParamType):
             least = getattr(kind, "min", None) or 1

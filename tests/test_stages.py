@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from specqd import _native
 from specqd.bench import stages
 from specqd.errors import RequestError
 from specqd.model.model import Machine, Model, Precision
@@ -105,7 +106,10 @@ def test_many_rows_are_repeated_where_states_cannot_continue(hybrid: Model) -> N
     assert times.rows == 200
 
 
-def test_the_trace_of_a_forward_is_chromes(run: RunMain, tmp_path: Path, seed: int) -> None:
+def test_the_trace_of_a_forward_is_chromes(
+    run: RunMain, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_native, "usable_threads", lambda: 2)
     file = tmp_path / "forward.json"
     directory = make_model(tmp_path / "model", Shape(), seed)
     options = ["--rows", "2", "--repeats", "2", "--threads", "2", "--trace", str(file)]

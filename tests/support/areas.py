@@ -21,7 +21,7 @@ AREAS = {
     ),
     "draft": "agreement chains draft_lengths level* ngram* partial_head policy suggestion",
     "engine": (
-        "context exactness explain preemption prompt_logprobs reports scheduler scoring "
+        "context exactness explain preemption prompt_[lp]* prompts reports scheduler scoring "
         "server_engine shared_cache threads turns"
     ),
     "llm": "async_llm chains interpreter_exit llm* lm_eval messages prompt_logprobs turns",
@@ -30,7 +30,7 @@ AREAS = {
     "server": "client_* clients load_clients messages operations page* responses server*",
     "ray": "deploy ray",
     "bench": "agreement bench* peer_files rounds stages suggestion",
-    "cli": "batch_command bench* cached_models chat chat_[cp]* cli* docs explain suggestion",
+    "cli": "batch_command bench* cached_models chat chat_[cp]* cli* docs explain extras suggestion",
     "docs": "architecture areas client_snippets deploy distribution docs examples find_wrong_bit",
     "fuzz": "fuzz hostile_metadata",
 }

@@ -135,15 +135,11 @@ def serve(
 
     Completions and chats, streamed or whole; a chat page at /, Prometheus metrics at /metrics.
     Without --host, only this machine can connect. Sampling options are for requests that set none;
-    they default to the model's generation_config.json. Needs the extra
-    `serve`.
+    they default to the model's generation_config.json. Needs the extra `serve`.
     """
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise RequestError(f"serving needs {', '.join(missing)}; {install_command('serve')}")
-    if "" in api_keys:
-        raise click.UsageError("--api-key is empty; give a key, or drop the option")
-    if not all(key.isascii() and key.isprintable() for key in api_keys):
-        raise click.UsageError("--api-key: HTTP headers carry printable ASCII only")
+    _check_keys(api_keys)
 
     from specqd.sampling import SamplingParams
     from specqd.server.guard import Access
@@ -171,12 +167,23 @@ def serve(
         sampling=defaults,
         is_strict=strict_openai,
     )
-    address = sock.getsockname()
-    shown = f"[{address[0]}]" if ":" in address[0] else address[0]
-    say(f"serving {service.serving.model_name} at http://{shown}:{address[1]}")
-    if not api_keys and not ip_address(address[0]).is_loopback:
-        say("warning: anyone who can reach this port can use it; set --api-key")
+    _announce(service.serving.model_name, sock.getsockname(), is_open=not api_keys)
     run(service, sock, DRAIN_SECONDS, say)
+
+
+def _check_keys(api_keys: tuple[str, ...]) -> None:
+    if "" in api_keys:
+        raise click.UsageError("--api-key is empty; give a key, or drop the option")
+    if not all(key.isascii() and key.isprintable() for key in api_keys):
+        raise click.UsageError("--api-key: HTTP headers carry printable ASCII only")
+
+
+def _announce(model: str, address: tuple[Any, ...], *, is_open: bool) -> None:
+    """Says where the model is served, and warns if anyone may use it."""
+    shown = f"[{address[0]}]" if ":" in address[0] else address[0]
+    say(f"serving {model} at http://{shown}:{address[1]}")
+    if is_open and not ip_address(address[0]).is_loopback:
+        say("warning: anyone who can reach this port can use it; set --api-key")
 
 
 def _origin(given: str) -> str:
