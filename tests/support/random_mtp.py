@@ -1,4 +1,4 @@
-"""Random models with MTP layers in their checkpoints. Knows nothing of our readers."""
+"""Random models with MTP layers in their checkpoints."""
 
 import json
 from dataclasses import replace
@@ -54,7 +54,7 @@ def mtp_tensors(shape: Shape, seed: int) -> Tensors:
     sizes: dict[str, tuple[int, ...]] = {f"{names.projection}.weight": (hidden, 2 * hidden)}
     for norm in (names.embedding_norm, names.hidden_norm, names.final_norm):
         sizes[f"{norm}.weight"] = (hidden,)
-    sizes |= {names.layer + name: size for name, size in layer_sizes(attending, like)}
+    sizes |= layer_sizes(attending, like, names.layer)
     return {name: bf16_bits(draw(rng, config, name, size)) for name, size in sizes.items()}
 
 

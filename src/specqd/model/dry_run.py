@@ -61,7 +61,7 @@ class _Zeros:
 
 
 class _DryLoader(Loader):
-    """A loader that returns the same small matrix in place of every packed one."""
+    """A loader that returns a small matrix in place of every packed one and of embeddings."""
 
     def __init__(self, tensors: WeightSource) -> None:
         pool, isa = _native.Pool(1), _native.available_isas()[0]
@@ -82,4 +82,5 @@ class _DryLoader(Loader):
         return self._packed
 
     def embedding(self, name: str, shape: tuple[int, int]) -> Bits:
-        return self.tensors.bf16(name, shape)
+        self.tensors.check(name, shape)
+        return np.zeros((1, 1), np.uint16)
