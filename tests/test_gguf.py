@@ -20,6 +20,7 @@ from support.gguf_files import convert, model_metadata, string, typed, write_ggu
 from support.random_models import ROPE_SCALINGS, Shape, make_config, make_model
 from support.refusals import done_or_refused, refused
 
+GEMMA2 = Shape("gemma2", layers=1, is_tied=True)
 VALUES: dict[str, Any] = {
     "a.flag": True,
     "a.number": 7,
@@ -274,16 +275,12 @@ def test_rope_values_of_the_wrong_type_are_rejected(
         (Shape(), {"general__architecture": "gptneox"}, "'gptneox' do not say which GELU"),
         (Shape(), {"general__architecture": "stablelm"}, "do not say the base of the model's rope"),
         (Shape(), {"general__architecture": "starcoder2"}, "do not say the model's attention win"),
-        (
-            Shape("gemma2", layers=2),
-            {},
-            "gemma2 of 2 layers scales its scores; known: models of 26",
-        ),
+        (GEMMA2, {}, "gemma2 of 1 layers scales its scores; known: models of 26"),
         (Shape("olmo2"), {"olmo2__attention__sliding_window": 64}, "window of 64 (Olmo 3)"),
         (Shape("granite"), {}, "granite.attention.scale is missing"),
-        (Shape("gemma2", layers=1), {"gemma2__block_count": [26]}, "gemma2 of [26] layers"),
-        (Shape("gemma2", layers=1), {"gemma2__block_count": 46, "gemma2__attention__head_count": 0,
-                                     "gemma2__attention__sliding_window": 9}, "heads is 0"),
+        (GEMMA2, {"gemma2__block_count": [26]}, "gemma2 of [26] layers"),
+        (GEMMA2, {"gemma2__block_count": 46, "gemma2__attention__head_count": 0,
+                  "gemma2__attention__sliding_window": 9}, "heads is 0"),
         (Shape("gemma3_text", layers=1), {"gemma3__block_count": 18,
                                           "gemma3__attention__sliding_window": "x"}, "'x'"),
         (Shape("gemma3_text", layers=1), {"gemma3__block_count": 18,

@@ -5,6 +5,7 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import isfinite, prod
 from pathlib import Path
 from typing import Any
@@ -34,41 +35,7 @@ _SCALES_AT = {  # offsets in a block at which a scale or minimum in FP16 begins
     "IQ4_NL": (0,),
     "MXFP4": (),
 }
-_LAYER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_AROUND = {  # Gemma; Olmo 2 has only the norms after a block
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
-_FAMILY_LAYERS = {
-    "olmo2": _AROUND,
-    "gemma2": _AROUND,
-    "gemma3_text": _AROUND,
-    "phi3": {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
-    "qwen3_5_text": {
-        "post_attention_layernorm": "post_attention_norm",
-        "linear_attn.in_proj_qkv": "attn_qkv",
-        "linear_attn.in_proj_z": "attn_gate",
-        "linear_attn.in_proj_b": "ssm_beta",
-        "linear_attn.in_proj_a": "ssm_alpha",
-        "linear_attn.conv1d": "ssm_conv1d",
-        "linear_attn.norm": "ssm_norm",
-        "linear_attn.out_proj": "ssm_out",
-    },
-}
-_BARE = {"linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt.bias"}
+_MOST_LAYERS = 64
 _ARCHITECTURES = {"gemma3_text": "gemma3", "qwen3_5_text": "qwen35"}
 _FAMILY_KEYS = {  # fields of config.json that only some families have
     "sliding_window": "attention.sliding_window",
@@ -79,11 +46,6 @@ _FAMILY_KEYS = {  # fields of config.json that only some families have
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
     "rope_local_base_freq": "rope.freq_base_swa",
-}
-_MODEL = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
 }
 
 
@@ -348,15 +310,17 @@ def _kind(token: str, added: set[str]) -> int:
 
 
 def llama_cpp_name(name: str, model_type: str) -> str:
-    for ours, theirs in _BARE.items():
-        if name.endswith(ours):
-            return f"blk.{name.split('.')[2]}.{theirs}"
-    module, _, kind = name.rpartition(".")
-    if module in _MODEL:
-        return f"{_MODEL[module]}.{kind}"
-    _, _, layer, rest = module.split(".", 3)
-    names = _LAYER | _FAMILY_LAYERS.get(model_type, {})
-    return f"blk.{layer}.{names[rest]}.{kind}"
+    module = name.replace(".dt_bias", ".dt_proj.bias")  # as llama.cpp's converter does
+    found = _names_of(model_type).get_name(module, try_suffixes=(".weight", ".bias"))
+    assert found is not None, name
+    return found
+
+
+@cache
+def _names_of(model_type: str) -> gguf.TensorNameMap:
+    architecture = _ARCHITECTURES.get(model_type, model_type)
+    [kind] = [each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture]
+    return gguf.get_tensor_name_map(kind, _MOST_LAYERS)
 
 
 def _as_kind(values: NDArray[np.float32], kind: str) -> NDArray[Any]:
