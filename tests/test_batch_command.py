@@ -15,7 +15,7 @@ from specqd.cli import main
 from specqd.cli.batch import name_in_answers
 from specqd.openai.batch import Answers, Batch
 from support.batches import TEMPLATE, answer_file, answers_by_id, random_requests, request
-from support.command_line import PROGRAM
+from support.command_line import PROGRAM, Refuse
 from support.fixtures import a_model, an_llm
 from support.gguf_files import convert
 from support.random_models import Shape, make_model
@@ -88,13 +88,9 @@ def test_a_model_to_fetch_has_the_name_of_its_repository(given: str, name: str) 
     assert name_in_answers(given) == name
 
 
-def test_a_refusal_of_the_file_is_status_1_and_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_refusal_of_the_file_is_status_1_and_one_line(tmp_path: Path, refuse: Refuse) -> None:
     source = write(tmp_path / "in.jsonl", [request("a"), request("a")])
-    status = main(["batch", str(source), "-o", str(tmp_path / "out.jsonl")])
-    assert status == 1
-    assert capsys.readouterr().err.count("\n") == 1
+    refuse("batch", source, "-o", tmp_path / "out.jsonl")
     assert not (tmp_path / "out.jsonl").exists()
 
 

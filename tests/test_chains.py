@@ -1,6 +1,5 @@
 """Chains of drafts: what the words mean, what is refused, and what is shared."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from specqd.errors import HubError, RequestError, SpecqdError, TokenizerError
 from specqd.formats.fp4 import DraftFormat
 from specqd.llm.chains import DraftSpec, parse_chain
 from specqd.model.model import Model, Precision
-from support.random_models import Shape, make_model, swap_tokens
+from support.random_models import Shape, change_model, make_model, swap_tokens
 from support.refusals import refused
 
 TARGET = Shape(is_peaked=True, layers=3, context=256)
@@ -152,8 +151,7 @@ def chains_that_cannot_be(directory: Path, scratch: Path) -> dict[str, list[str]
     (scratch / "b.jsonl").write_text("not json\n")
     (scratch / "c.txt").write_bytes(b"\xff\xfe")
     shutil.copytree(directory / "small", scratch / "odd")
-    config = json.loads((scratch / "odd" / "config.json").read_text())
-    (scratch / "odd" / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
+    change_model(scratch / "odd", model_type="mamba")
     small, target = str(directory / "small"), str(directory / "target")
     return {
         "known drafts: auto, none, fp4": ["int4"],

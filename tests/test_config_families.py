@@ -48,9 +48,6 @@ def test_longrope_takes_the_factors_of_the_context(tmp_path: Path) -> None:
     assert short.ropes[0] == replace(config.ropes[0], factors=(1.0,) * 4)
 
 
-DYNAMIC = {"type": "dynamic", "factor": 2.0}
-
-
 def test_dynamic_rope_is_plain_rope_within_the_context(tmp_path: Path) -> None:
     config = read(
         tmp_path, {"model_type": "llama", **SHAPE}, rope_scaling={"type": "dynamic", "factor": 2.0}

@@ -1,7 +1,7 @@
 """Mixtures of experts: the bytes that a forward reads, and experts in MXFP4."""
 
-import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,15 @@ from specqd.model.weights import bytes_to_pack
 from support import reference
 from support.families import FAMILY_SHAPES
 from support.fp4 import bf16_values
-from support.random_models import make_model, read_model, write_safetensors
+from support.random_models import (
+    change_model,
+    drop,
+    make_model,
+    put,
+    read_model,
+    resize,
+    unstack_experts,
+)
 from support.refusals import refused
 
 MACHINE = Machine.choose(1)
@@ -54,27 +62,25 @@ def test_unchosen_experts_do_not_matter(name: str, tmp_path: Path, seed: int) ->
     directory = make_model(tmp_path, shape, seed)
     tokens = [7]
     expected = Model.open(directory, machine=MACHINE).logits(tokens)
-    config, tensors = read_model(directory)
+    config, _ = read_model(directory)
     count = config.get("num_local_experts") or config["num_experts"]
     unmoved = 0
     for expert in range(count):
-        changed = {key: change(key, expert, bits) for key, bits in tensors.items()}
-        write_safetensors(directory / "model.safetensors", changed)
+        change_model(directory, partial(negate, expert))
         found = Model.open(directory, machine=MACHINE).logits(tokens)
+        change_model(directory, partial(negate, expert))
         unmoved += bool((found == expected).all())
     # An expert's number may be chosen in one layer and not in another.
     assert unmoved >= count - shape.layers * config["num_experts_per_tok"]
     assert unmoved < count
 
 
-def change(name: str, expert: int, bits: Any) -> Any:
-    """A tensor with one expert's weights negated."""
-    changed = bits.copy()
-    if f"experts.{expert}." in name:
-        return changed ^ np.uint16(0x8000)
-    if name.endswith("_blocks"):
-        changed[expert] ^= 0x88
-    return changed
+def negate(expert: int, tensors: dict[str, Any]) -> None:
+    for name, bits in tensors.items():
+        if f"experts.{expert}." in name:
+            bits ^= np.uint16(0x8000)
+        if name.endswith("_blocks"):
+            bits[expert] ^= 0x88
 
 
 def test_mxfp4_experts_are_used_unchanged(tmp_path: Path, seed: int) -> None:
@@ -115,28 +121,12 @@ def test_a_mixture_drafts_for_itself_by_default(name: str, tmp_path: Path, seed:
     assert written[0] == written[1]
 
 
-def one_by_one(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Tensors of stacked experts as one tensor for each."""
-    each = {}
-    for name, bits in tensors.items():
-        before, _, stack = name.partition(".experts.")
-        for expert in range(len(bits) if stack else 0):
-            half = len(bits[expert]) // 2
-            parts = {"gate_proj": bits[expert][:half], "up_proj": bits[expert][half:]}
-            for part, rows in (parts if "gate" in stack else {stack: bits[expert]}).items():
-                each[f"{before}.experts.{expert}.{part}.weight"] = rows
-        if not stack:
-            each[name] = bits
-    return each
-
-
 def test_stacked_experts_and_one_tensor_for_each_are_the_same_model(
     tmp_path: Path, seed: int
 ) -> None:
     stacked = Model.open(make_model(tmp_path, SHARED, seed), machine=MACHINE)
     expected, counted = stacked.logits(range(40)), bytes_to_pack(tmp_path)
-    _, tensors = read_model(tmp_path)
-    write_safetensors(tmp_path / "model.safetensors", one_by_one(tensors))
+    change_model(tmp_path, unstack_experts)
     model = Model.open(tmp_path, machine=MACHINE)
     np.testing.assert_array_equal(model.logits(range(40)), expected)
     assert model.weights.parameters == stacked.weights.parameters
@@ -145,30 +135,22 @@ def test_stacked_experts_and_one_tensor_for_each_are_the_same_model(
 
 def test_stacks_in_fp32_are_rounded_part_by_part(tmp_path: Path, seed: int) -> None:
     expected = Model.open(make_model(tmp_path, SHARED, seed), machine=MACHINE).logits(range(9))
-    tensors = {
-        name: bf16_values(bits).astype(np.float32) if "experts." in name else bits
-        for name, bits in read_model(tmp_path)[1].items()
-    }
-    write_safetensors(tmp_path / "model.safetensors", tensors)
+
+    def widen(tensors: dict[str, Any]) -> None:
+        for name in (name for name in tensors if "experts." in name):
+            tensors[name] = bf16_values(tensors[name]).astype(np.float32)
+
+    change_model(tmp_path, widen)
     with pytest.warns(SpecqdWarning, match="FP32; they are rounded to BF16 once"):
         found = Model.open(tmp_path, machine=MACHINE).logits(range(9))
     np.testing.assert_array_equal(found, expected)
-
-
-def without(name: str) -> Callable[[dict[str, Any]], None]:
-    def remove(tensors: dict[str, Any]) -> None:
-        del tensors[name]
-
-    return remove
 
 
 def with_scale(byte: int) -> Callable[[dict[str, Any]], None]:
     def set_scale(tensors: dict[str, Any]) -> None:
         name = "model.layers.1.mlp.experts.gate_up_proj"
         tensors[f"{name}_blocks"] = tensors[f"{name}_blocks"] | 1
-        scales = tensors[f"{name}_scales"].copy()
-        scales[3, 5, 1] = byte
-        tensors[f"{name}_scales"] = scales
+        tensors[f"{name}_scales"][3, 5, 1] = byte
 
     return set_scale
 
@@ -176,7 +158,7 @@ def with_scale(byte: int) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("damage", "mentions"),
     [
-        (without("model.layers.0.mlp.experts.down_proj_blocks"), "down_proj_blocks is missing"),
+        (drop("model.layers.0.mlp.experts.down_proj_blocks"), "down_proj_blocks is missing"),
         (with_scale(255), "scale of [3, 5, 1]"),
         (with_scale(1), "scale of [3, 5, 1]"),
     ],
@@ -184,45 +166,33 @@ def with_scale(byte: int) -> Callable[[dict[str, Any]], None]:
 def test_damaged_mxfp4_is_refused(
     damage: Callable[[dict[str, Any]], None], mentions: str, tmp_path: Path, seed: int
 ) -> None:
-    make_model(tmp_path, GPT_OSS, seed)
-    _, tensors = read_model(tmp_path)
-    damage(tensors)
-    write_safetensors(tmp_path / "model.safetensors", tensors)
+    change_model(make_model(tmp_path, GPT_OSS, seed), damage)
     assert mentions in refused(TensorError, Model.open, tmp_path, machine=MACHINE)
-
-
-def cut(name: str) -> Callable[[dict[str, Any]], None]:
-    def shorten(tensors: dict[str, Any]) -> None:
-        tensors[name] = np.ascontiguousarray(tensors[name][..., :-1])
-
-    return shorten
-
-
-def diverge(tensors: dict[str, Any]) -> None:
-    stack = tensors["model.layers.2.mlp.experts.down_proj"].copy()
-    stack[3, 5, 1] = 0x7FC0
-    tensors["model.layers.2.mlp.experts.down_proj"] = stack
 
 
 @pytest.mark.parametrize(
     ("damage", "changes", "mentions"),
     [
         (
-            without("model.layers.1.mlp.experts.down_proj"),
+            drop("model.layers.1.mlp.experts.down_proj"),
             {},
             ["tensor 'model.layers.1.mlp.experts.down_proj' is missing", "[9, 72, 36]"],
         ),
-        (without("model.layers.3.mlp.shared_expert_gate.weight"), {}, ["shared_expert_gate"]),
-        (without("model.layers.0.mlp.shared_expert.up_proj.weight"), {}, ["shared_expert.up_proj"]),
+        (drop("model.layers.3.mlp.shared_expert_gate.weight"), {}, ["shared_expert_gate"]),
+        (drop("model.layers.0.mlp.shared_expert.up_proj.weight"), {}, ["shared_expert.up_proj"]),
         (
-            cut("model.layers.2.mlp.experts.gate_up_proj"),
+            resize("model.layers.2.mlp.experts.gate_up_proj", 9, 72, 71),
             {},
             ["has shape [9, 72, 71], [9, 72, 72] was expected"],
         ),
         (dict, {"num_experts": 10_000}, ["[9, 72, 72], [10000, 72, 72] was expected"]),
         (dict, {"moe_intermediate_size": 2**31 - 1}, ["[9, 4294967294, 72] was expected"]),
         (dict, {"shared_expert_intermediate_size": 2**31 - 1}, ["[2147483647, 72] was expected"]),
-        (diverge, {}, ["model.layers.2.mlp.experts.down_proj[3][5, 1] is NaN or infinite"]),
+        (
+            put("model.layers.2.mlp.experts.down_proj", (3, 5, 1), 0x7FC0),
+            {},
+            ["model.layers.2.mlp.experts.down_proj[3][5, 1] is NaN or infinite"],
+        ),
     ],
 )
 def test_damaged_stacks_and_hostile_sizes_get_one_line(
@@ -232,11 +202,7 @@ def test_damaged_stacks_and_hostile_sizes_get_one_line(
     tmp_path: Path,
     seed: int,
 ) -> None:
-    make_model(tmp_path, SHARED, seed)
-    config, tensors = read_model(tmp_path)
-    damage(tensors)
-    write_safetensors(tmp_path / "model.safetensors", tensors)
-    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    change_model(make_model(tmp_path, SHARED, seed), damage, **changes)
     message = refused(TensorError, Model.open, tmp_path, machine=MACHINE)
     for mention in mentions:
         assert mention in message
@@ -252,9 +218,7 @@ def test_damaged_stacks_and_hostile_sizes_get_one_line(
 )  # fmt: skip
 def test_a_part_that_a_mixture_lacks_is_named(name: str, tmp_path: Path, seed: int) -> None:
     make_model(tmp_path, FAMILY_SHAPES["gemma4_text, experts"], seed)
-    _, tensors = read_model(tmp_path)
-    del tensors[f"model.layers.2.{name}"]
-    write_safetensors(tmp_path / "model.safetensors", tensors)
+    change_model(tmp_path, drop(f"model.layers.2.{name}"))
     message = refused(TensorError, Model.open, tmp_path, machine=MACHINE)
     assert f"tensor 'model.layers.2.{name}' is missing" in message
 
@@ -271,8 +235,6 @@ def test_a_part_that_a_mixture_lacks_is_named(name: str, tmp_path: Path, seed: i
 def test_other_forms_of_gpt_oss_are_refused(
     changes: dict[str, Any], mentions: str, tmp_path: Path, seed: int
 ) -> None:
-    make_model(tmp_path, GPT_OSS, seed)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    change_model(make_model(tmp_path, GPT_OSS, seed), **changes)
     with pytest.raises(ConfigError, match=mentions):
         Model.open(tmp_path, machine=MACHINE)

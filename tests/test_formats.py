@@ -1,6 +1,5 @@
 """A model generates the same tokens from every file format."""
 
-import json
 import os
 import shutil
 import warnings
@@ -18,7 +17,7 @@ from specqd.config import read_config
 from specqd.errors import SpecqdWarning, TensorError
 from support.families.norms_after import GRANITE
 from support.gguf_files import convert
-from support.random_models import ROPE_SCALINGS, Shape, make_model, read_model
+from support.random_models import ROPE_SCALINGS, Shape, change_model, make_model, read_model
 from support.trained_models import SHARED_MODELS
 from support.writers import bf16_bits, write_safetensors, write_shards
 
@@ -172,8 +171,7 @@ def test_rope_scaling_is_read_from_gguf(tmp_path: Path, seed: int, kind: str) ->
 def test_a_window_is_read_from_gguf(tmp_path: Path, seed: int) -> None:
     model = make_model(tmp_path / "model", Shape("mistral", window=11), seed)
     expected = tokens(model)
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"model_type": "llama"}))
+    change_model(model, model_type="llama")
     window = {"llama__attention__sliding_window": 11}
     assert tokens(convert(model, tmp_path / "m.gguf", "BF16", **window)) == expected
 

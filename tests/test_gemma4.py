@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,26 +18,17 @@ from specqd.model.model import Machine, Model
 from specqd.model.weights import bytes_to_pack, require_memory
 from support.families import FAMILY_SHAPES
 from support.families.gemma import GEMMA4
-from support.random_models import make_model, read_model
+from support.random_models import change_model, make_model, put, read_model, resize
 from support.refusals import refused
-from support.writers import write_safetensors
 
 SHAPE = FAMILY_SHAPES["gemma4_text"]
 MACHINE = Machine.choose(1)
 TABLE = "model.embed_tokens_per_layer.weight"
 PAGE = _native.PAGE_POSITIONS
-Change = Callable[[dict[str, Any]], None]
 
 
 def open_model(directory: Path) -> Model:
     return Model.open(directory, machine=MACHINE, cache_positions=512)
-
-
-def rewrite(directory: Path, change: Change) -> None:
-    _, tensors = read_model(directory)
-    changed = {name: bits.copy() for name, bits in tensors.items()}
-    change(changed)
-    write_safetensors(directory / "model.safetensors", changed)
 
 
 @pytest.fixture
@@ -68,7 +58,7 @@ def test_tensors_of_shared_keys_and_values_are_not_read(directory: Path, tokens:
         for name, shape in size.items():
             tensors[f"model.layers.3.self_attn.{name}.weight"] = np.full(shape, 0x7FC0, np.uint16)
 
-    rewrite(directory, add)
+    change_model(directory, add)
     assert open_model(directory).logits(tokens).tobytes() == expected
 
 
@@ -84,7 +74,7 @@ def test_a_change_of_one_layers_part_of_one_token_shows_from_that_token_on(
     def change(tensors: dict[str, Any]) -> None:
         tensors[TABLE][changed, -8:] ^= 0x8000  # the sign of the last layer's part
 
-    rewrite(directory, change)
+    change_model(directory, change)
     model = open_model(directory)
     after = [each.logits(tokens) for each in (model, model.as_draft())]
     for old, new in zip(before, after, strict=True):
@@ -93,18 +83,12 @@ def test_a_change_of_one_layers_part_of_one_token_shows_from_that_token_on(
 
 
 def test_a_table_entry_that_is_not_finite_is_named(directory: Path) -> None:
-    def damage(tensors: dict[str, Any]) -> None:
-        tensors[TABLE][17, 9] = 0x7F80
-
-    rewrite(directory, damage)
+    change_model(directory, put(TABLE, (17, 9), 0x7F80))
     assert f"{TABLE}[17, 9] is NaN or infinite" in refused(TensorError, open_model, directory)
 
 
 def test_a_table_of_another_size_is_refused(directory: Path) -> None:
-    def cut(tensors: dict[str, Any]) -> None:
-        tensors[TABLE] = tensors[TABLE][:, 1:]
-
-    rewrite(directory, cut)
+    change_model(directory, resize(TABLE, SHAPE.vocab, SHAPE.layers * 8 - 1))
     message = refused(TensorError, open_model, directory)
     assert TABLE in message
     assert "was expected" in message
@@ -133,17 +117,14 @@ def test_the_table_takes_no_memory_unless_it_must_be_rounded(
     assert needed < table + (256 << 20)
     monkeypatch.setattr(_native, "usable_memory", lambda: needed)
     require_memory([directory])
-    _widen(directory)
+    change_model(directory, _widen)
     with pytest.raises(MachineError):
         require_memory([directory])
 
 
-def _widen(directory: Path) -> None:
-    """Writes the table in FP32."""
-    _, tensors = read_model(directory)
-    values = {name: bits for name, bits in tensors.items() if name != TABLE}
-    wide = (tensors[TABLE].astype(np.uint32) << 16).view(np.float32)
-    write_safetensors(directory / "model.safetensors", {**values, TABLE: wide})
+def _widen(tensors: dict[str, Any]) -> None:
+    """The table in FP32."""
+    tensors[TABLE] = (tensors[TABLE].astype(np.uint32) << 16).view(np.float32)
 
 
 def test_a_packed_model_holds_the_table_as_it_is(

@@ -17,9 +17,8 @@ from specqd.model.model import Machine, Model
 from specqd.text.backends import NORMAL, WORD_SPLITS, byte_level_backend
 from support.families import FAMILY_SHAPES
 from support.gguf_files import convert
-from support.random_models import Shape, make_model, read_model
+from support.random_models import Shape, change_model, make_model
 from support.refusals import refused
-from support.writers import write_safetensors
 
 SHAPE = replace(FAMILY_SHAPES["qwen3_5_text"], spells_rope_parameters=False)
 TILES = {  # key heads and value heads
@@ -43,12 +42,12 @@ def hybrid(directory: Path, shape: Shape, rng: np.random.Generator) -> Path:
     found = logarithms(-np.exp(values))
     assert found is not None
     kept = rounded_to_bf16(values[found == values])
-    _, tensors = read_model(directory)
-    for name in tensors:
-        if name.endswith("A_log"):
+
+    def choose(tensors: dict[str, Any]) -> None:
+        for name in (name for name in tensors if name.endswith("A_log")):
             tensors[name] = rng.choice(kept, tensors[name].size)
-    write_safetensors(directory / "model.safetensors", tensors)
-    return directory
+
+    return change_model(directory, choose)
 
 
 def opened(path: Path) -> Model:

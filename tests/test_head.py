@@ -4,6 +4,7 @@ and no sequence changes."""
 from collections.abc import Sequence as SequenceOf
 from itertools import chain, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +18,9 @@ from support.families import FAMILY_SHAPES
 from support.kernel_values import BLOCK, PANEL, PORTABLE, bf16_values, tiled
 from support.random_models import (
     Shape,
+    change_model,
     make_model,
-    make_tensors,
     read_model,
-    write_safetensors,
 )
 
 BEST_PANELS = 8
@@ -64,13 +64,13 @@ def listed(model: Model) -> NDArray[np.bool_]:
 
 def make_idle_model(directory: Path, shape: Shape, seed: int) -> Path:
     """A model whose layers add zero: the head reads normed embeddings in every precision."""
-    make_model(directory, shape, seed)
-    tensors = make_tensors(shape, seed)
-    for name, bits in tensors.items():
-        if "o_proj." in name or "down_proj." in name:
-            bits[:] = 0
-    write_safetensors(directory / "model.safetensors", tensors)
-    return directory
+
+    def silence(tensors: dict[str, Any]) -> None:
+        for name, bits in tensors.items():
+            if "o_proj." in name or "down_proj." in name:
+                bits[:] = 0
+
+    return change_model(make_model(directory, shape, seed), silence)
 
 
 def head_of(directory: Path) -> NDArray[np.uint16]:

@@ -1,6 +1,5 @@
 """The program fetches models by name from a fake hub on this machine."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -15,9 +14,9 @@ from specqd import LLM, SamplingParams
 from specqd.cli import main
 from support.command_line import PROGRAM
 from support.fake_hub import FakeHub, commit_of
-from support.random_models import Shape, make_model, read_model
+from support.random_models import Shape, change_model, make_model, read_model, resize
 from support.terminal_session import TerminalSession
-from support.writers import write_safetensors, write_shards
+from support.writers import write_shards
 
 NEEDED = {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"}
 NOWHERE = "http://127.0.0.1:9"  # the discard port; nothing listens
@@ -123,11 +122,7 @@ def test_a_revision_is_asked_for_by_name_or_commit(hub: FakeHub, fetch: Fetch, m
 
 def test_a_broken_download_is_resumed(hub: FakeHub, fetch: Fetch, model: Path) -> None:
     chunk = 10 << 20  # bytes that huggingface_hub writes at a time
-    _, tensors = read_model(model)
-    unused = {"unused": np.zeros(3 * chunk // 2, np.uint16)}
-    write_safetensors(
-        model / "model.safetensors", {k: np.array(v) for k, v in tensors.items()} | unused
-    )
+    change_model(model, resize("unused", 3 * chunk // 2))
     hub.cuts["model.safetensors"] = [chunk + 1000, chunk + 1000]
     ran = fetch("org/name")
     assert ran.returncode == 0, ran.stderr
@@ -184,8 +179,7 @@ def test_gated_and_missing_repositories_have_different_errors(hub: FakeHub, fetc
 def test_unsupported_models_are_refused_before_weights_are_fetched(
     hub: FakeHub, fetch: Fetch, model: Path
 ) -> None:
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"model_type": "bert"}))
+    change_model(model, model_type="bert")
     assert "model_type 'bert' is not supported" in refused(fetch("org/name"))
     assert "model.safetensors" not in hub.fetched()
 

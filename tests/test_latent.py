@@ -1,8 +1,6 @@
 """Latent attention: what the cache holds, and the tensors that its products are made of."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ from specqd.model.model import Machine, Model
 from specqd.model.mtp import has_mtp
 from specqd.model.weights import left_out
 from support.families import FAMILY_SHAPES
-from support.random_models import make_model, read_model, write_safetensors
+from support.random_models import change_model, drop, make_model, put, read_model
 from support.refusals import refused
 
 SHAPE = FAMILY_SHAPES["deepseek_v3"]
@@ -33,11 +31,6 @@ KEYS_VALUES = "model.layers.1.self_attn.kv_b_proj.weight"
 @pytest.fixture
 def directory(tmp_path: Path, seed: int) -> Path:
     return make_model(tmp_path / "model", SHAPE, seed)
-
-
-def rewrite(directory: Path, **changes: Any) -> None:
-    _, tensors = read_model(directory)
-    write_safetensors(directory / "model.safetensors", tensors | changes)
 
 
 def test_a_position_takes_one_row_of_the_cache_for_all_heads(directory: Path) -> None:
@@ -62,15 +55,14 @@ def test_each_head_has_its_part_of_both_products(directory: Path) -> None:
 def test_a_weight_that_is_not_finite_is_named_by_its_place_in_the_file(
     directory: Path, rng: np.random.Generator
 ) -> None:
-    bits = read_model(directory)[1][KEYS_VALUES]
     for part in (range(PLAIN), range(PLAIN, PLAIN + VALUES)):
         row = int(rng.integers(SHAPE.heads)) * (PLAIN + VALUES) + int(rng.choice(part))
         column = int(rng.integers(RANK))
-        damaged = bits.copy()
-        damaged[row, column] = 0x7F80
-        rewrite(directory, **{KEYS_VALUES: damaged})
+        whole = read_model(directory)[1][KEYS_VALUES][row, column]
+        change_model(directory, put(KEYS_VALUES, (row, column), 0x7F80))
         message = refused(TensorError, Model.open, directory, machine=MACHINE)
         assert f"{KEYS_VALUES}[{row}, {column}] is NaN or infinite" in message
+        change_model(directory, put(KEYS_VALUES, (row, column), whole))
 
 
 @pytest.mark.parametrize(
@@ -83,19 +75,16 @@ def test_a_weight_that_is_not_finite_is_named_by_its_place_in_the_file(
     ],
 )  # fmt: skip
 def test_a_missing_part_is_named(name: str, directory: Path) -> None:
-    _, tensors = read_model(directory)
-    del tensors[f"model.layers.2.{name}"]
-    write_safetensors(directory / "model.safetensors", tensors)
+    change_model(directory, drop(f"model.layers.2.{name}"))
     message = refused(TensorError, Model.open, directory, machine=MACHINE)
     assert f"tensor 'model.layers.2.{name}' is missing" in message
 
 
 def test_sizes_that_do_not_fit_the_tensors_get_one_line(directory: Path) -> None:
-    config = json.loads((directory / "config.json").read_text())
     for name in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim", "q_lora_rank"):
-        changed = config | {name: config[name] + 16}
-        (directory / "config.json").write_text(json.dumps(changed))
+        change_model(directory, **{name: SHAPE.extra[name] + 16})
         assert "was expected" in refused(TensorError, Model.open, directory, machine=MACHINE)
+        change_model(directory, **{name: SHAPE.extra[name]})
 
 
 def test_biases_of_the_choice_are_read_in_fp32(directory: Path, rng: np.random.Generator) -> None:
@@ -106,13 +95,12 @@ def test_biases_of_the_choice_are_read_in_fp32(directory: Path, rng: np.random.G
         f"model.layers.{layer}.mlp.gate.weight": np.zeros((count, SHAPE.hidden), np.uint16)
         for layer in (1, 2)
     }
-    _, tensors = read_model(directory)
     tokens = rng.integers(0, SHAPE.vocab, 5).tolist()
     found = []
     for order in (1, -1):
-        biases = 8 + np.linspace(0, 2.0**-10, count, dtype=np.float32)[::order]
-        changed = tensors | router | {name.format(layer): biases for layer in (1, 2)}
-        write_safetensors(directory / "model.safetensors", changed)
+        values = 8 + np.linspace(0, 2.0**-10, count, dtype=np.float32)[::order]
+        biases = {name.format(layer): values for layer in (1, 2)}
+        change_model(directory, lambda tensors, biases=biases: tensors.update(router | biases))
         found.append(Model.open(directory, machine=MACHINE).logits(tokens))
     assert (found[0] != found[1]).any(axis=1).all()
 
@@ -121,9 +109,7 @@ def test_an_mtp_layer_of_another_form_is_left_out(directory: Path) -> None:
     expected = Model.open(directory, machine=MACHINE).logits([5, 6, 7])
     names = ("eh_proj.weight", "enorm.weight", "hnorm.weight", "mlp.gate.weight")
     extra = {f"model.layers.{SHAPE.layers}.{name}": np.zeros((4, 4), np.uint16) for name in names}
-    rewrite(directory, **extra)
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    change_model(directory, lambda tensors: tensors.update(extra), num_nextn_predict_layers=1)
     model = Model.open(directory, machine=MACHINE)
     np.testing.assert_array_equal(model.logits([5, 6, 7]), expected)
     assert left_out(directory, model.weights) == sorted(extra)

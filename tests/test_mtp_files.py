@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,16 @@ from specqd.model.model import Machine, Model, Precision
 from support.command_line import Run
 from support.families import FAMILY_SHAPES
 from support.head_texts import Text, random_text
-from support.random_models import Shape, Tensors, make_model, read_model
+from support.random_models import (
+    Shape,
+    Tensors,
+    change_model,
+    drop,
+    make_model,
+    read_model,
+    resize,
+    unstack_experts,
+)
 from support.random_mtp import make_mtp_model, mtp_tensors, names_for
 from support.refusals import refused
 from support.wrapped_models import Naming, wrap_model
@@ -29,6 +38,7 @@ SHAPES = {"mimo": Shape("qwen2", context=256)}
 SHAPES |= {name: FAMILY_SHAPES[kind] for name, kind in FAMILIES.items()}
 LAYERS = {name: names_for(shape).layer for name, shape in SHAPES.items()}
 PARAMS = SamplingParams(max_tokens=8, ignore_eos=True)
+Change = Callable[[Any], object]
 
 
 def without_layer(family: str, tensors: Tensors) -> Tensors:
@@ -116,9 +126,8 @@ def test_a_packed_model_keeps_its_layer(
 
 
 def test_what_packing_leaves_out_is_told(directory: Path, tmp_path: Path, run: Run) -> None:
-    _, tensors = read_model(directory)
-    tensors |= {"rotary.inv_freq": np.zeros(8, np.uint16), "visual.weight": np.zeros(8, np.uint16)}
-    write_safetensors(directory / "model.safetensors", tensors)
+    for name in ("rotary.inv_freq", "visual.weight"):
+        change_model(directory, resize(name, 8))
     status, _, err = run("pack", directory, tmp_path / "packed", "--calibrate", "none")
     assert status == 0
     assert err == "note: left out, as nothing reads it: rotary.inv_freq and 1 more\n"
@@ -129,14 +138,15 @@ def test_of_several_layers_the_first_drafts(
 ) -> None:
     vocab, shape = SHAPES[family].vocab, SHAPES[family]
     wanted = guesses_of(directory, np.random.default_rng(seed), vocab)
-    _, tensors = read_model(directory)
     at = LAYERS[family]
-    for number in (1, 2):
-        for name, bits in mtp_tensors(shape, seed + number).items():
-            if name.startswith(at):
-                head, own, _ = at.rsplit(".", 2)
-                tensors[name.replace(at, f"{head}.{int(own) + number}.")] = bits
-    write_safetensors(directory / "model.safetensors", tensors)
+    head, own, _ = at.rsplit(".", 2)
+    more = {
+        name.replace(at, f"{head}.{int(own) + number}."): bits
+        for number in (1, 2)
+        for name, bits in mtp_tensors(shape, seed + number).items()
+        if name.startswith(at)
+    }
+    change_model(directory, lambda tensors: tensors.update(more))
     with pytest.warns(SpecqdWarning, match="3 MTP layers; the first one drafts"):
         found = guesses_of(directory, np.random.default_rng(seed), vocab)
     assert np.array_equal(found, wanted)
@@ -147,15 +157,10 @@ def test_of_several_layers_the_first_drafts(
 
 
 def test_experts_may_be_stacked_or_tensors_of_their_own(tmp_path: Path, seed: int) -> None:
-    shape, at = SHAPES["qwen3_5_moe"], "mtp.layers.0.mlp.experts."
+    shape = SHAPES["qwen3_5_moe"]
     directory = make_mtp_model(tmp_path, shape, seed)
     wanted = guesses_of(directory, np.random.default_rng(seed), shape.vocab)
-    _, tensors = read_model(directory)
-    stacks = tensors.pop(f"{at}gate_up_proj"), tensors.pop(f"{at}down_proj")
-    for expert, (gate_up, down) in enumerate(zip(*stacks, strict=True)):
-        parts = {"gate": gate_up[: shape.ffn], "up": gate_up[shape.ffn :], "down": down}
-        tensors |= {f"{at}{expert}.{name}_proj.weight": bits for name, bits in parts.items()}
-    write_safetensors(directory / "model.safetensors", tensors)
+    change_model(directory, unstack_experts)
     found = guesses_of(directory, np.random.default_rng(seed), shape.vocab)
     assert np.array_equal(found, wanted)
 
@@ -166,11 +171,9 @@ def test_copies_of_the_embedding_and_the_output_head_beside_the_layer_are_not_re
     shape = SHAPES["glm4_moe"]
     directory = make_mtp_model(tmp_path, shape, seed)
     wanted = guesses_of(directory, np.random.default_rng(seed), shape.vocab)
-    _, tensors = read_model(directory)
     for name in ("embed_tokens", "shared_head.head"):
-        copy = np.zeros((shape.vocab, shape.hidden), np.uint16)
-        tensors[f"model.layers.{shape.layers}.{name}.weight"] = copy
-    write_safetensors(directory / "model.safetensors", tensors)
+        copy = f"model.layers.{shape.layers}.{name}.weight"
+        change_model(directory, resize(copy, shape.vocab, shape.hidden))
     found = guesses_of(directory, np.random.default_rng(seed), shape.vocab)
     assert np.array_equal(found, wanted)
 
@@ -231,47 +234,37 @@ def test_a_model_packed_without_its_layer_says_what_to_do(
     assert "pack it again" in refused(TensorError, LLM, tmp_path / "packed", "mtp", threads=1)
 
 
-Damage = Callable[[Tensors, str], None]
+def nan(name: str) -> Change:
+    return lambda tensors: tensors[name].reshape(-1).__setitem__(5, 0x7FC0)
 
 
-def resize(name: str, *shape: int) -> Damage:
-    return lambda tensors, at: tensors.__setitem__(at + name, np.zeros(shape, np.uint16))
-
-
-def drop(name: str) -> Damage:
-    return lambda tensors, at: tensors.__delitem__(at + name)
-
-
-def nan(name: str) -> Damage:
-    def damage(tensors: Tensors, at: str) -> None:
-        tensors[at + name] = (bits := tensors[at + name].copy())
-        bits.reshape(-1)[5] = 0x7FC0
-
-    return damage
-
-
-DAMAGES: dict[str, tuple[Damage, str]] = {
-    "no norm": (drop("input_layernorm.weight"), "input_layernorm.weight"),
-    "no output": (drop("self_attn.o_proj.weight"), "o_proj.weight"),
-    "queries of another width": (resize("self_attn.q_proj.weight", 32, 64), "q_proj.weight"),
-    "flat gate": (resize("mlp.gate_proj.weight", 640), "gate_proj.weight"),
-    "no rows": (resize("mlp.down_proj.weight", 0, 160), "down_proj.weight"),
-    "huge norm": (resize("post_attention_layernorm.weight", 1 << 16), "post_attention_layernorm"),
-    "experts": (resize("mlp.experts.0.gate_proj.weight", 8, 64), "mlp.experts.0"),
-    "an output head": (resize("shared_head.norm.weight", 64), "shared_head"),
-    "NaN in a matrix": (nan("self_attn.o_proj.weight"), "NaN"),
-    "NaN in a norm": (nan("input_layernorm.weight"), "NaN"),
+# By case: the damage, to which part of the layer, the shape that it gets, and what is said.
+DAMAGES: dict[str, tuple[Callable[..., Change], str, Sequence[int], str]] = {
+    "no norm": (drop, "input_layernorm", (), "input_layernorm.weight"),
+    "no output": (drop, "self_attn.o_proj", (), "o_proj.weight"),
+    "queries of another width": (resize, "self_attn.q_proj", (32, 64), "q_proj.weight"),
+    "flat gate": (resize, "mlp.gate_proj", (640,), "gate_proj.weight"),
+    "no rows": (resize, "mlp.down_proj", (0, 160), "down_proj.weight"),
+    "huge norm": (resize, "post_attention_layernorm", (1 << 16,), "post_attention_layernorm"),
+    "experts": (resize, "mlp.experts.0.gate_proj", (8, 64), "mlp.experts.0"),
+    "an output head": (resize, "shared_head.norm", (64,), "shared_head"),
+    "NaN in a matrix": (nan, "self_attn.o_proj", (), "NaN"),
+    "NaN in a norm": (nan, "input_layernorm", (), "NaN"),
 }
+
+
+def damaged(case: str, family: str, directory: Path) -> str:
+    """Damages the layer; returns what the error says."""
+    damage, module, shape, why = DAMAGES[case]
+    change_model(directory, damage(f"{LAYERS[family]}{module}.weight", *shape))
+    return why
 
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_what_is_no_layer_of_the_model_is_refused_in_one_line(
     name: str, family: str, directory: Path
 ) -> None:
-    damage, why = DAMAGES[name]
-    _, tensors = read_model(directory)
-    damage(tensors, LAYERS[family])
-    write_safetensors(directory / "model.safetensors", tensors)
+    why = damaged(name, family, directory)
     assert why in refused(TensorError, LLM, directory, "mtp", threads=1)
     llm = LLM(directory, "fp4", threads=1)  # which does not read the layer
     assert len(llm.generate([[1, 2, 3]], PARAMS)[0].tokens) == 8
@@ -297,10 +290,9 @@ def test_what_is_no_layer_of_the_model_is_refused_in_one_line(
 def test_damage_to_parts_that_only_some_layers_have_is_refused_by_name(
     name: str, kind: str, family: str, directory: Path
 ) -> None:
-    damage = {"shape": resize(name, 3, 5), "NaN": nan(name), "missing": drop(name)}[kind]
-    _, tensors = read_model(directory)
-    damage(tensors, LAYERS[family])
-    write_safetensors(directory / "model.safetensors", tensors)
+    at = LAYERS[family] + name
+    damage = {"shape": resize(at, 3, 5), "NaN": nan(at), "missing": drop(at)}[kind]
+    change_model(directory, damage)
     why = refused(TensorError, LLM, directory, "mtp", threads=1)
     assert name.split(".")[0] in why if kind == "missing" else name in why
 
@@ -309,9 +301,7 @@ def test_damage_to_parts_that_only_some_layers_have_is_refused_by_name(
 def test_auto_goes_without_a_layer_of_another_form_and_says_so(
     damage: str, family: str, directory: Path
 ) -> None:
-    _, tensors = read_model(directory)
-    DAMAGES[damage][0](tensors, LAYERS[family])
-    write_safetensors(directory / "model.safetensors", tensors)
+    damaged(damage, family, directory)
     with pytest.warns(SpecqdWarning, match="the MTP layer is not used"):
         llm = LLM(directory, threads=1)
     assert [each.name for each in llm.engine.level.levels[1:]] == ["fp4", "ngram"]
@@ -323,9 +313,7 @@ def test_damage_around_the_layer_is_refused_by_name(
     part: str, kind: str, family: str, directory: Path
 ) -> None:
     name = f"{getattr(names_for(SHAPES[family]), part)}.weight"
-    _, tensors = read_model(directory)
-    (resize(name, 3, 5) if kind == "shape" else nan(name))(tensors, "")
-    write_safetensors(directory / "model.safetensors", tensors)
+    change_model(directory, resize(name, 3, 5) if kind == "shape" else nan(name))
     why = refused(TensorError, LLM, directory, "mtp", threads=1)
     assert name in why
     assert ("NaN" if kind == "NaN" else "[3, 5]") in why

@@ -19,10 +19,10 @@ from specqd.model.loader import HeadPart, Source
 from specqd.model.weights import load_weights
 from support import fp4
 from support.kernel_values import each_isa, in_tiles, nibbles, tiled
-from support.random_models import Shape, make_config, make_model, make_tensors
+from support.random_models import Shape, change_model, make_model, put
 from support.refusals import refused
 from support.trained_models import SHARED_MODELS
-from support.writers import bf16_bits, write_safetensors
+from support.writers import bf16_bits
 
 Bits = NDArray[np.uint16]
 
@@ -321,22 +321,14 @@ PLACES = [
 def test_weights_that_are_not_finite_are_refused_by_name_and_place(
     name: str, at: tuple[int, ...], bits: int, tmp_path: Path
 ) -> None:
-    shape = RANDOM_SHAPES["biased"]
-    tensors = make_tensors(shape, seed=1)
-    tensors[name][at] = bits
-    make_model(tmp_path, shape, seed=1)
-    write_safetensors(tmp_path / "model.safetensors", tensors)
+    change_model(make_model(tmp_path, RANDOM_SHAPES["biased"], seed=1), put(name, at, bits))
     message = refused(TensorError, load_weights, tmp_path, read_config(tmp_path), POOL, ISA)
     assert message.startswith(str(tmp_path))
     assert f"{name}{list(at)} is NaN or infinite" in message
 
 
 def test_a_tied_embedding_that_is_not_finite_is_refused(tmp_path: Path) -> None:
-    shape = RANDOM_SHAPES["tied"]
-    tensors = make_tensors(shape, seed=2)
-    tensors["model.embed_tokens.weight"][200, 99] = 0x7F80
-    make_model(tmp_path, shape, seed=2)
-    write_safetensors(tmp_path / "model.safetensors", tensors)
-    assert make_config(shape)["tie_word_embeddings"]
+    make_model(tmp_path, RANDOM_SHAPES["tied"], seed=2)
+    change_model(tmp_path, put("model.embed_tokens.weight", (200, 99), 0x7F80))
     with pytest.raises(TensorError, match=r"model\.embed_tokens\.weight\[200, 99\]"):
         load_weights(tmp_path, read_config(tmp_path), POOL, ISA)

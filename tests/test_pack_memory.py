@@ -23,6 +23,7 @@ from support.families import FAMILY_SHAPES
 from support.random_models import (
     Shape,
     bf16_bits,
+    change_model,
     make_config,
     make_model,
     safetensors_header,
@@ -144,8 +145,7 @@ def test_sizes_are_compared_with_the_file_before_memory_is_taken(
     if is_packed:
         assert main(["pack", str(model), str(tmp_path / "packed"), "--calibrate", "none"]) == 0
         model = tmp_path / "packed"
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | HUGE[family]))
+    change_model(model, **HUGE[family])
     machine = Machine.choose(1)
     with little_address_space(), pytest.raises(TensorError, match=r"was expected|match its rows"):
         Model.open(model, machine=machine)

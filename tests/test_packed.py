@@ -32,8 +32,10 @@ from support.random_models import (
     BOS,
     PACKED_SHAPE,
     Shape,
+    change_model,
     make_model,
     make_tensors,
+    put,
     write_safetensors,
 )
 from support.refusals import done_or_refused, refused
@@ -76,10 +78,8 @@ def pair(
     """A model with some matrices that do not nest, and its packed form."""
     directory, shape = tmp_path_factory.mktemp("pair"), SHAPES[request.param]
     model = make_model(directory / "model", shape, seed)
-    tensors = make_tensors(shape, seed)
     for name in PLAIN:
-        tensors[name][: len(tensors[name]) // 4 * 3] = 0
-    write_safetensors(model / "model.safetensors", tensors)
+        change_model(model, put(name, slice(shape.ffn // 4 * 3), 0))
     assert main(["pack", str(model), str(directory / "packed"), "--calibrate", "none"]) == 0
     return model, directory / "packed"
 
@@ -200,10 +200,8 @@ def test_nothing_is_overwritten_or_packed_twice(
 
 
 def test_a_model_that_cannot_be_packed_leaves_no_file(tmp_path: Path, refuse: Refuse) -> None:
-    shape = SHAPES["llama"]
-    model, tensors = make_model(tmp_path / "model", shape, seed=1), make_tensors(shape, seed=1)
-    tensors["lm_head.weight"][3, 4] = 0x7FC0
-    write_safetensors(model / "model.safetensors", tensors)
+    model = make_model(tmp_path / "model", SHAPES["llama"], seed=1)
+    change_model(model, put("lm_head.weight", (3, 4), 0x7FC0))
     assert "lm_head.weight[3, 4]" in refuse("pack", model, tmp_path / "packed")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
@@ -277,8 +275,7 @@ def test_a_truncated_file_is_refused(copy: Path) -> None:
 
 
 def test_planes_of_another_model_are_refused(copy: Path) -> None:
-    config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps(config | {"intermediate_size": 128}))
+    change_model(copy, intermediate_size=128)
     with pytest.raises(TensorError, match="do not match its rows"):
         opened(copy)
 

@@ -12,12 +12,12 @@ from specqd.formats.small_file import MOST_JSON_BYTES, MOST_VOCABULARY_BYTES
 from support.command_line import Refuse, Run, run_program
 from support.random_models import (
     Shape,
+    change_model,
+    drop,
     make_config,
     make_model,
-    make_tensors,
     safetensors_header,
     tensor_sizes,
-    write_safetensors,
     write_tokenizer,
 )
 
@@ -63,9 +63,7 @@ def test_the_error_for_a_truncated_file_says_to_fetch_it_again(
 
 
 def test_the_error_for_a_missing_tensor_names_it(model: Path, refused: Refuse, seed: int) -> None:
-    arrays = make_tensors(SHAPE, seed)
-    del arrays["model.layers.1.mlp.down_proj.weight"]
-    write_safetensors(model / WEIGHTS, arrays)
+    change_model(model, drop("model.layers.1.mlp.down_proj.weight"))
     problem = refused()
     assert "model.layers.1.mlp.down_proj.weight" in problem
     assert str(model) in problem

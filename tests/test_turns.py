@@ -7,7 +7,7 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic
 
@@ -39,7 +39,10 @@ def is_waiting(turns: Turns, count: int) -> Callable[[], bool]:
     return lambda: len(turns._askers) + len(turns._runners) == count
 
 
-def test_one_thread_runs_the_rounds_of_all(pool: ThreadPoolExecutor) -> None:
+@pytest.mark.parametrize("ends", [[50] * 8, range(5, 45, 5)], ids=["together", "one by one"])
+def test_one_thread_runs_the_rounds_of_all_and_hands_them_on_at_its_end(
+    pool: ThreadPoolExecutor, ends: Sequence[int]
+) -> None:
     turns, rounds, drivers = Turns(), 0, set()
 
     def step() -> None:
@@ -49,30 +52,11 @@ def test_one_thread_runs_the_rounds_of_all(pool: ThreadPoolExecutor) -> None:
         drivers.add(threading.get_ident())
         rounds += 1
 
-    futures = [pool.submit(turns.run, step, lambda: rounds >= 50) for _ in range(8)]
+    futures = [pool.submit(turns.run, step, lambda end=end: rounds >= end) for end in ends]
     for future in futures:
         done(future)
-    assert rounds == 50
-    assert len(drivers) == 1
-
-
-def test_whoever_ends_hands_the_rounds_on(pool: ThreadPoolExecutor) -> None:
-    turns, rounds, drivers = Turns(), 0, []
-
-    def step() -> None:
-        nonlocal rounds
-        if not rounds:
-            spin(is_waiting(turns, 7))
-        drivers.append(threading.get_ident())
-        rounds += 1
-
-    futures = [
-        pool.submit(turns.run, step, lambda end=end: rounds >= end) for end in range(5, 45, 5)
-    ]
-    for future in futures:
-        done(future)
-    assert rounds == 40
-    assert len(set(drivers)) > 1
+    assert rounds == max(ends)
+    assert (len(drivers) == 1) == (min(ends) == max(ends))
 
 
 def test_a_question_comes_between_the_next_two_rounds(pool: ThreadPoolExecutor) -> None:

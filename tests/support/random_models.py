@@ -7,7 +7,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -55,9 +55,7 @@ def make_escaping_model(directory: Path, seed: int) -> Path:
     """A model that generates only ESC: its output head is zero, so token 0 wins every tie."""
     shape = Shape(layers=1, context=1 << 17)
     make_model(directory, shape, seed)
-    tensors = make_tensors(shape, seed)
-    tensors["lm_head.weight"] = np.zeros_like(tensors["lm_head.weight"])
-    write_safetensors(directory / "model.safetensors", tensors)
+    change_model(directory, lambda tensors: tensors["lm_head.weight"].fill(0))
     tokenizer = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
     vocabulary = tokenizer["model"]["vocab"]
     escape, nul = chr(256 + 0x1B), chr(256)  # in the byte-level alphabet
@@ -264,15 +262,53 @@ def safetensors_header(sizes: Mapping[str, tuple[int, ...]]) -> bytes:
 
 
 def read_model(directory: Path) -> tuple[dict[str, Any], Tensors]:
-    """Config, BF16 and MXFP4 tensors of a directory with one weights file."""
+    """Config, and BF16, FP32 and MXFP4 tensors of a directory with one weights file."""
     header, data = read_raw(directory / "model.safetensors")
     tensors = {}
     for name, facts in json.loads(header).items():
         if name != "__metadata__":
             first, last = facts["data_offsets"]
-            kind = "u1" if facts["dtype"] == "U8" else "<u2"
+            kind = {"U8": "u1", "F32": "<f4"}.get(facts["dtype"], "<u2")
             tensors[name] = np.frombuffer(data[first:last], kind).reshape(facts["shape"])
     return json.loads((directory / "config.json").read_text()), tensors
+
+
+def change_model(
+    directory: Path, change: Callable[[Any], object] | None = None, **entries: Any
+) -> Path:
+    """Changes the tensors of a directory with one weights file, and entries of its config.json."""
+    if change is not None:
+        tensors = {name: bits.copy() for name, bits in read_model(directory)[1].items()}
+        change(tensors)
+        write_safetensors(directory / "model.safetensors", tensors)
+    path = directory / "config.json"
+    _write_json(path, json.loads(path.read_text()) | entries)
+    return directory
+
+
+def drop(name: str) -> Callable[[Any], object]:
+    """A change: a tensor is missing."""
+    return lambda tensors: tensors.pop(name)
+
+
+def resize(name: str, *shape: int) -> Callable[[Any], object]:
+    """A change: a tensor has another shape."""
+    return lambda tensors: tensors.update({name: np.zeros(shape, np.uint16)})
+
+
+def put(name: str, at: Any, bits: int) -> Callable[[Any], object]:
+    """A change: a tensor has other bits at one place."""
+    return lambda tensors: tensors[name].__setitem__(at, bits)
+
+
+def unstack_experts(tensors: dict[str, Any]) -> None:
+    """A change: experts that are stacked get tensors of their own, as transformers saves them."""
+    for name in [name for name in tensors if ".experts." in name]:
+        before, _, stack = name.partition(".experts.")
+        for expert, rows in enumerate(tensors.pop(name)):
+            halves = dict(zip(("gate_proj", "up_proj"), np.split(rows, 2), strict=True))
+            for part, bits in (halves if "gate" in stack else {stack: rows}).items():
+                tensors[f"{before}.experts.{expert}.{part}.weight"] = bits
 
 
 def swap_tokens(directory: Path, first: int, second: int) -> None:
