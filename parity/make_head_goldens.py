@@ -13,7 +13,7 @@ import torch
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 from eagle3 import Eagle3, residuals
-from mtp import Mtp, last_residuals, open_mtp
+from mtp import Mtp, last_residuals
 from support.families.latent import DEEPSEEK, GLM4_MOE
 from support.families.recurrent import DELTA_NET
 from support.random_heads import HeadShape, make_head
@@ -143,7 +143,7 @@ def of_head(
 def of_mtp(
     model: Path, tokens: Sequence[int], guesses: Sequence[int], dtype: torch.dtype
 ) -> np.ndarray:
-    return logits(open_mtp(model, dtype), last_residuals(model, tokens, dtype), tokens, guesses)
+    return logits(Mtp(model, dtype), last_residuals(model, tokens, dtype), tokens, guesses)
 
 
 def write(
