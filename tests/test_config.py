@@ -167,54 +167,48 @@ def test_old_and_new_spellings_of_rope_are_the_same(tmp_path, kind, place):
     assert read(tmp_path, LLAMA, **changes).ropes[0] == expected
 
 
-def test_rope_parameters_win_over_a_theta_beside_them(tmp_path):
-    changes = {"rope_theta": 10.0, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
-    assert read(tmp_path, LLAMA, **changes).ropes[0] == RopeConfig("default", 1e6)
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 20,
+    "beta_slow": 2,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.8,
+    "attention_factor": 1.25,
+    "truncate": False,
+}
+# By fact: entries of config.json, and the rope that is read.
+ROPES = {
+    "rope_parameters win over a theta beside them": (
+        {"rope_theta": 10.0, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+        RopeConfig("default", 1e6),
+    ),
+    "linear": ({"rope_scaling": {"type": "linear", "factor": 2}}, RopeConfig("linear", 1e4, 2.0)),
+    "yarn with defaults": (
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, RopeConfig("yarn", 1e4, 4.0, 512),
+    ),
+    "yarn with all fields": (
+        {"rope_scaling": YARN},
+        RopeConfig(
+            "yarn", 1e4, 4.0, 64, beta_fast=20.0, beta_slow=2.0, attention_factor=1.25, mscale=0.7,
+            mscale_all_dim=0.8, truncate=False,
+        ),
+    ),
+    "yarn without a factor stretches to the context": (
+        {"rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": 64}},
+        RopeConfig("yarn", 1e4, 8.0, 64),
+    ),
+    "an original context beside the rope wins over the one inside": (
+        {"rope_scaling": LLAMA3 | {"type": "llama3"}, "original_max_position_embeddings": 256},
+        RopeConfig("llama3", 1e4, 8.0, 256),
+    ),
+}  # fmt: skip
 
 
-def test_linear_rope_is_read(tmp_path):
-    rope = read(tmp_path, LLAMA, rope_scaling={"type": "linear", "factor": 2}).ropes[0]
-    assert rope == RopeConfig("linear", 10_000.0, factor=2.0)
-
-
-def test_yarn_is_read_with_all_fields_and_with_defaults(tmp_path):
-    scaling = {"rope_type": "yarn", "factor": 4.0}
-    rope = read(tmp_path, QWEN2, rope_scaling=scaling).ropes[0]
-    assert rope == RopeConfig("yarn", 10_000.0, factor=4.0, original_max_positions=512)
-    scaling |= {
-        "original_max_position_embeddings": 64,
-        "beta_fast": 20,
-        "beta_slow": 2,
-        "mscale": 0.7,
-        "mscale_all_dim": 0.8,
-        "attention_factor": 1.25,
-        "truncate": False,
-    }
-    assert read(tmp_path, QWEN2, rope_scaling=scaling).ropes[0] == RopeConfig(
-        "yarn",
-        10_000.0,
-        factor=4.0,
-        original_max_positions=64,
-        beta_fast=20.0,
-        beta_slow=2.0,
-        attention_factor=1.25,
-        mscale=0.7,
-        mscale_all_dim=0.8,
-        truncate=False,
-    )
-
-
-def test_yarn_without_a_factor_stretches_to_the_context(tmp_path):
-    scaling = {"rope_type": "yarn", "original_max_position_embeddings": 64}
-    assert read(tmp_path, LLAMA, rope_scaling=scaling).ropes[0].factor == 8.0
-
-
-def test_original_context_beside_the_rope_wins_over_the_one_inside(tmp_path):
-    changes = {
-        "rope_scaling": {"rope_type": "llama3", **LLAMA3},
-        "original_max_position_embeddings": 256,
-    }
-    assert read(tmp_path, LLAMA, **changes).ropes[0].original_max_positions == 256
+@pytest.mark.parametrize(("changes", "rope"), ROPES.values(), ids=ROPES)
+def test_ropes_are_read(tmp_path, changes, rope):
+    assert read(tmp_path, LLAMA, **changes).ropes[0] == rope
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ llm = an_llm("small_model")
 def test_loglikelihoods_are_scores(model: SpecqdLM, llm: LLM) -> None:
     pairs = [("abc", "de"), ("abc ", "de"), ("", "xyz"), ("a" * 400, "b")]
     found = model.loglikelihood([Request(pair) for pair in pairs], disable_tqdm=True)
-    bos = llm.tokenizer.bos_token_id
+    bos = llm.tokenizer.id_of(llm.tokenizer.named_tokens["bos_token"])
     assert bos is not None
     expected = [
         score(llm.model, llm.encode("abc"), llm.encode("de")),
@@ -63,7 +63,7 @@ def test_loglikelihoods_are_scores(model: SpecqdLM, llm: LLM) -> None:
 def test_rolling_windows_score_every_token_once(model: SpecqdLM, llm: LLM) -> None:
     text = "some words " * 40
     ids = llm.encode(text)
-    bos = llm.tokenizer.bos_token_id
+    bos = llm.tokenizer.id_of(llm.tokenizer.named_tokens["bos_token"])
     assert bos is not None
     assert 256 < len(ids) < 512
     [found] = model.loglikelihood_rolling([Request((text,))], disable_tqdm=True)

@@ -114,6 +114,7 @@ def test_vllms_restrictions_are_read(
 def test_the_error_for_a_vllm_grammar_names_the_alternatives() -> None:
     body = {"prompt": "x", "guided_grammar": "root ::= x"}
     said = refused(FieldError, completion_request, body)
+    assert said.startswith("guided_grammar: ")
     assert "give a schema in response_format, or a regular expression in guided_regex" in said
 
 
@@ -274,7 +275,6 @@ def check_refusal(read: Callable[[Any], object], body: dict[str, Any], field: st
         ("guided_regex", {"guided_regex": 1}),
         ("guided_choice", {"guided_choice": []}),
         ("guided_choice", {"guided_choice": ["a", ""]}),
-        ("guided_grammar", {"guided_grammar": "root ::= x"}),
         ("structured_outputs.grammar", {"structured_outputs": {"grammar": "root ::= x"}}),
         ("structured_outputs.structural_tag", {"structured_outputs": {"structural_tag": "x"}}),
         ("structured_outputs.x", {"structured_outputs": {"x": 1}}),
@@ -330,9 +330,9 @@ def test_the_error_for_a_bad_completion_names_its_field(
         ("tools[0].function.strict", {"tools": [function("f", strict=1)]}),
         ("tool_choice", {"tool_choice": "auto"}),
         ("parallel_tool_calls", {"parallel_tool_calls": False}),
-        ("tool_choice", {"tools": [function("f")], "tool_choice": "any"}),
-        ("tool_choice", {"tools": [function("f")], "tool_choice": {"type": "function"}}),
-        ("tool_choice.function.name", {"tools": [function("f")], "tool_choice": chosen("g")}),
+        ("tool_choice", choice("any")),
+        ("tool_choice", choice({"type": "function"})),
+        ("tool_choice.function.name", choice(chosen("g"))),
         ("tool_choice", choice({**chosen("f"), **allowed("auto", chosen("f"))})),
         ("tool_choice", choice({"type": "allowed_tools"})),
         ("tool_choice.allowed_tools.mode", choice(allowed(None, chosen("f")))),
@@ -341,14 +341,7 @@ def test_the_error_for_a_bad_completion_names_its_field(
         ("tool_choice.allowed_tools.tools[1]", choice(allowed("auto", chosen("f"), {}))),
         ("tool_choice.allowed_tools.tools[0].function.name", choice(allowed("auto", chosen("g")))),
         ("ignore_eos", {"tools": [function("f", strict=True)], "ignore_eos": True}),
-        (
-            "response_format",
-            {
-                "tools": [function("f")],
-                "tool_choice": "required",
-                "response_format": {"type": "json_object"},
-            },
-        ),
+        ("response_format", choice("required") | {"response_format": {"type": "json_object"}}),
         ("messages[0].tool_calls", {"messages": [{"role": "assistant", "tool_calls": {}}]}),
         ("messages[0].tool_calls[0]", {"messages": [{"role": "assistant", "tool_calls": [{}]}]}),
         ("messages", {"messages": []}),

@@ -77,7 +77,7 @@ def test_trained_tokenizers_stream_the_text_that_they_decode(name: str) -> None:
 def test_trained_tokenizers_decode_to_the_encoded_text(name: str, text: str) -> None:
     tokenizer = real_tokenizer(name)
     ids = tokenizer.encode(text)
-    assert ids[0] == tokenizer.bos_token_id
+    assert ids[0] == tokenizer.id_of(tokenizer.named_tokens["bos_token"])
     assert ids[1:] == tokenizer.encode(text, add_special_tokens=False)
     assert tokenizer.decode(ids) == text
 
@@ -151,21 +151,20 @@ def test_a_decoder_that_makes_no_text_decodes_each_token_a_few_times() -> None:
 def test_encoding_adds_the_tokens_of_the_post_processor() -> None:
     tokenizer = BUILT["byte_fallback_bpe"]
     plain = tokenizer.encode("ab", add_special_tokens=False)
-    assert tokenizer.encode("ab") == [tokenizer.bos_token_id, *plain]
-    assert tokenizer.encode("</s>", add_special_tokens=False)[-1] == tokenizer.eos_token_id
+    assert tokenizer.encode("ab") == [tokenizer.id_of("<s>"), *plain]
+    assert tokenizer.encode("</s>", add_special_tokens=False)[-1] == tokenizer.id_of("</s>")
 
 
 def test_special_tokens_are_read_from_the_settings(tmp_path: Path) -> None:
     backend = byte_fallback_bpe()
     directory = saved(tmp_path, backend, tokenizer_config_json={**CONFIG, "unk_token": "é"})
     tokenizer = Tokenizer.open(directory)
-    assert (tokenizer.bos_token, tokenizer.bos_token_id) == ("<s>", 1)
-    assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("</s>", 2)
-    assert "pad_token" not in tokenizer.named_tokens
+    assert tokenizer.named_tokens == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "é"}
+    assert (tokenizer.id_of("<s>"), tokenizer.id_of("</s>")) == (1, 2)
     unknown = tokenizer.id_of(tokenizer.named_tokens["unk_token"])
     assert tokenizer.decode([unknown or 0, 0]) == ""
     (tmp_path / "special_tokens_map.json").write_text('{"bos_token": "</s>"}')
-    assert Tokenizer.open(directory).bos_token == "</s>"
+    assert Tokenizer.open(directory).named_tokens["bos_token"] == "</s>"
 
 
 def test_truncation_and_padding_in_the_file_are_ignored(tmp_path: Path) -> None:

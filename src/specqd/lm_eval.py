@@ -83,7 +83,7 @@ class SpecqdLM(TemplateLM):
     ) -> list[int]:
         """The ids, with the special tokens that the tokenizer adds, but never two bos tokens."""
         if add_special_tokens is None:
-            bos = self._llm.tokenizer.bos_token
+            bos = self._llm.tokenizer.named_tokens.get("bos_token")
             add_special_tokens = bos is None or not string.startswith(bos)
         return self._llm.tokenizer.encode(string, add_special_tokens=add_special_tokens)
 

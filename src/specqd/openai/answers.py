@@ -202,8 +202,7 @@ class CompletionForm:
     def opening(self, sample: int) -> list[Json]:
         if not self._request.has_echo or self._request.is_prompt_scored:
             return []
-        text = self._echo(sample)
-        return [{"index": sample, "text": text, "logprobs": None, "finish_reason": None}]
+        return [_choice(sample, text=self._echo(sample))]
 
     def chunks(self, update: Update) -> list[Json]:
         return [self._choice(update)]
@@ -226,12 +225,8 @@ class CompletionForm:
         if self._request.is_prompt_scored and update.sample not in self._places:
             text = self._echo(update.sample) + text
         has_logprobs = self._request.params.logprobs is not None
-        choice = {
-            "index": update.sample,
-            "text": text,
-            "logprobs": self._logprobs(update) if has_logprobs else None,
-            "finish_reason": update.finish_reason,
-        }
+        logprobs = self._logprobs(update) if has_logprobs else None
+        choice = _choice(update.sample, logprobs, update.finish_reason, text=text)
         return choice | self._extras.of(update)
 
     def _prompt_of(self, sample: int) -> int:
@@ -292,8 +287,7 @@ class ChatForm:
     _readers: dict[int, PartReader] = field(default_factory=dict)  # by sample
 
     def opening(self, sample: int) -> list[Json]:
-        delta = {"role": "assistant", "content": ""}
-        return [{"index": sample, "delta": delta, "logprobs": None, "finish_reason": None}]
+        return [_choice(sample, delta={"role": "assistant", "content": ""})]
 
     def chunks(self, update: Update) -> list[Json]:
         thought, content, calls = self._parts(update)
@@ -306,8 +300,8 @@ class ChatForm:
         if not calls or update.finish_reason is None:
             return [choice]
         # OpenAI's client considers arguments complete only if a later chunk has the finish_reason.
-        end = {"delta": {}, "logprobs": None, "finish_reason": choice["finish_reason"]}
-        return [choice | {"finish_reason": None}, {"index": update.sample} | end]
+        end = _choice(update.sample, None, choice["finish_reason"], delta={})
+        return [choice | {"finish_reason": None}, end]
 
     def nothing(self, sample: int) -> Json:
         return {"index": sample, "delta": {}, "logprobs": None, "finish_reason": None}
@@ -330,27 +324,23 @@ class ChatForm:
         for part in self._readers[sample].read(update):
             if isinstance(part, Thought):
                 thought += part.text
-                continue
-            if isinstance(part, str):
+            elif isinstance(part, str):
                 content += part
-                continue
-            call = calls.setdefault(part.index, {"function": {"arguments": ""}})
-            if part.name is not None:
-                call |= {"id": id_of("call_", self._key, sample, part.index), "type": "function"}
-                call["function"] = {"name": part.name, "arguments": ""}
-            call["function"]["arguments"] += part.arguments
+            else:
+                call = calls.setdefault(part.index, {"function": {"arguments": ""}})
+                if part.name is not None:
+                    call["id"] = id_of("call_", self._key, sample, part.index)
+                    call |= {"type": "function", "function": {"name": part.name, "arguments": ""}}
+                call["function"]["arguments"] += part.arguments
         return thought, content, calls
 
     def _choice(self, update: Update) -> Json:
         """Returns the shared members. Call `_parts` first, which creates the reader."""
         has_logprobs = self._request.params.logprobs is not None
         has_called = update.finish_reason == "stop" and self._readers[update.sample].has_calls
-        choice = {
-            "index": update.sample,
-            "logprobs": self._logprobs(update) if has_logprobs else None,
-            "finish_reason": "tool_calls" if has_called else update.finish_reason,
-        }
-        return choice | self._extras.of(update)
+        logprobs = self._logprobs(update) if has_logprobs else None
+        reason = "tool_calls" if has_called else update.finish_reason
+        return _choice(update.sample, logprobs, reason) | self._extras.of(update)
 
     def _logprobs(self, update: Update) -> Json:
         content = []
@@ -365,6 +355,12 @@ class ChatForm:
             "logprob": _finite(logprob),
             "bytes": list(bytes_of(self._tokenizer, token)),
         }
+
+
+def _choice(
+    sample: int, logprobs: Json | None = None, finish_reason: str | None = None, **members: Any
+) -> Json:
+    return {"index": sample, **members, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
 def _finite(logprob: float) -> float:

@@ -125,22 +125,6 @@ class Tokenizer:
             return cls(read.backend, read.named_tokens, templates)
 
     @property
-    def bos_token(self) -> str | None:
-        return self.named_tokens.get("bos_token")
-
-    @property
-    def eos_token(self) -> str | None:
-        return self.named_tokens.get("eos_token")
-
-    @property
-    def bos_token_id(self) -> int | None:
-        return self.id_of(self.bos_token)
-
-    @property
-    def eos_token_id(self) -> int | None:
-        return self.id_of(self.eos_token)
-
-    @property
     def has_chat_template(self) -> bool:
         return bool(self._templates)
 
