@@ -16,10 +16,7 @@ The JSON file holds one table:
      "columns": ["chain", {"name": "tokens/s", "format": ".0f"}, {"name": "x", "format": ".2f"}],
      "rows": [["mxfp4", 1421, [2.14, 1.90, 2.34]], ["auto", 2051, null]]}
 
-`title` may be missing. A cell is a text (Markdown), a number, true or false, null (empty),
-[low, high] or [value, low, high]. A file may hold several tables: `"tables": {"greedy": {...},
-...}`. They inherit missing fields from the file's top level, and a mark names one of them as
-`levels.json#greedy`. `machine` may be an object, as in the peers' results.
+A cell is a text (Markdown), a number, null (empty), [low, high] or [value, low, high].
 """
 
 import argparse
@@ -33,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-OPENING = re.compile(r"<!-- table: (?P<path>\S+?)(?:#(?P<name>\S+))? -->\n?")
+OPENING = re.compile(r"<!-- table: (?P<path>\S+) -->\n?")
 CLOSING = re.compile(r"<!-- end -->\n?")
 
 
@@ -49,7 +46,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    title: str | None
+    title: str
     machine: str
     date: str
     commit: str
@@ -58,7 +55,7 @@ class Table:
     rows: list[list[Any]]
 
 
-def read_table(path: Path, name: str | None) -> Table:
+def read_table(path: Path) -> Table:
     """Reads the table of a JSON file. Raises TableError if a field is missing or does not fit."""
     try:
         fields = json.loads(path.read_text())
@@ -66,33 +63,19 @@ def read_table(path: Path, name: str | None) -> Table:
         raise TableError(f"{path}: {error.strerror}") from None
     except ValueError as error:
         raise TableError(f"{path}: not JSON: {error}") from None
-    where = f"{path}#{name}" if name else f"{path}"
-    if name:
-        if name not in fields.get("tables", {}):
-            known = ", ".join(fields.get("tables", {})) or "none"
-            raise TableError(f"{where}: no such table; the file has: {known}")
-        fields = {**fields, **fields["tables"][name]}
-    wanted = ("machine", "date", "commit", "command", "columns", "rows")
+    wanted = ("title", "machine", "date", "commit", "command", "columns", "rows")
     if missing := [field for field in wanted if not fields.get(field)]:
-        raise TableError(f"{where}: {', '.join(missing)} missing")
+        raise TableError(f"{path}: {', '.join(missing)} missing")
     columns = [as_column(column) for column in fields["columns"]]
     for number, row in enumerate(fields["rows"], 1):
         if len(row) != len(columns):
-            raise TableError(f"{where}: row {number} has {len(row)} of {len(columns)} cells")
-    described = _described(fields["machine"])
-    texts = [str(fields[key]) for key in ("date", "commit", "command")]
-    return Table(fields.get("title"), described, *texts, columns, fields["rows"])
+            raise TableError(f"{path}: row {number} has {len(row)} of {len(columns)} cells")
+    return Table(*(str(fields[key]) for key in wanted[:5]), columns, fields["rows"])
 
 
 def as_column(column: str | Mapping[str, str]) -> Column:
     """A column of the JSON: its name, or an object with its name and its numbers' format."""
     return Column(column) if isinstance(column, str) else Column(**column)
-
-
-def _described(machine: str | Mapping[str, Any]) -> str:
-    if isinstance(machine, str):
-        return machine
-    return f"{machine['cpu']}, {machine['isa']}, {machine['threads']} threads"
 
 
 def markdown(table: Table) -> str:
@@ -101,10 +84,9 @@ def markdown(table: Table) -> str:
         all(_is_number(cell) for cell in cells) for cells in zip(*table.rows, strict=True)
     ]
     lines = [*heading(table.columns, are_numbers), *(line(table.columns, r) for r in table.rows)]
-    title = f"**{table.title}**\n\n" if table.title else ""
     rows = "\n".join(lines)
     note = f"{table.machine}; {table.date}, commit `{table.commit}`: `{table.command}`"
-    return f"{title}{rows}\n\n{note}\n"
+    return f"**{table.title}**\n\n{rows}\n\n{note}\n"
 
 
 def heading(columns: Sequence[Column], are_numbers: Sequence[bool]) -> list[str]:
@@ -125,14 +107,12 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    return value is None or type(value) in (int, float, list)  # a bool is an int, but no number
+    return value is None or isinstance(value, (int, float, list))
 
 
 def _cell(value: Any, form: str | None) -> str:
     if value is None:
         return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
     if isinstance(value, (int, float)):
         return format(value, form) if form else f"{value}"
     if isinstance(value, list):
@@ -155,7 +135,7 @@ def filled(page: str, root: Path = ROOT) -> str:
         opening = OPENING.fullmatch(line)
         if opening is None:
             continue
-        table = read_table(root / opening["path"], opening["name"])
+        table = read_table(root / opening["path"])
         closing = next((later for later in ending if later.startswith(("<!--", "#"))), "")
         if not CLOSING.fullmatch(closing):
             raise TableError(f"{line.strip()} has no <!-- end --> after it")
