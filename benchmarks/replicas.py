@@ -27,7 +27,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,21 +47,17 @@ OBJECT_STORE_BYTES = 200_000_000
 SOURCES = sorted(Path(os.__file__).parent.glob("*.py"))
 
 
-def prompts(chance: random.Random, count: int, most: int = 300) -> list[str]:
-    """Beginnings of files of Python's library, of ragged lengths."""
+def bodies(chance: random.Random, count: int) -> list[Json]:
+    """Requests with beginnings of files of Python's library, of ragged lengths."""
     texts = [path.read_text(errors="ignore") for path in chance.sample(SOURCES, 60)]
-    return [chance.choice(texts)[: chance.randrange(20, most)] for _ in range(count)]
-
-
-def bodies(chance: random.Random, count: int, most_tokens: int = 48) -> list[Json]:
     return [
         {
-            "prompt": prompt,
-            "max_tokens": chance.randrange(4, most_tokens),
+            "prompt": chance.choice(texts)[: chance.randrange(20, 300)],
+            "max_tokens": chance.randrange(4, 48),
             "temperature": chance.choice([0, 0.8]),
             "seed": chance.randrange(1 << 40),
         }
-        for prompt in prompts(chance, count)
+        for _ in range(count)
     ]
 
 
@@ -84,19 +80,17 @@ class Reply:
     end: str = "cut"
     error: str = ""
     chunks: int = 0
-    usage: Json = field(default_factory=dict)
 
 
-async def whole(client: httpx.AsyncClient, body: Json, base: str = URL) -> Reply:
+async def whole(client: httpx.AsyncClient, body: Json) -> Reply:
     try:
-        answer = await client.post(base + COMPLETIONS, json=body)
+        answer = await client.post(URL + COMPLETIONS, json=body)
     except httpx.TransportError as error:
         return Reply(error=repr(error))
     if answer.status_code != 200:
         end = "error" if "error" in answer.text else "cut"
         return Reply(end=end, error=f"{answer.status_code} {answer.text}")
-    found = answer.json()
-    return Reply(found["choices"][0]["text"], "whole", usage=found["usage"])
+    return Reply(answer.json()["choices"][0]["text"], "whole")
 
 
 async def streamed(
@@ -166,9 +160,8 @@ def serves(names: Iterable[str], tokens: Counter[str]) -> bool:
     return any(name.startswith(key) for name in names for key in tokens)
 
 
-def deploy(model: Path, name: str = "default", route: str = "/", **options: Any) -> None:
-    arguments = {"model": str(model), "draft": "auto", **options}
-    serve.run(app(arguments), name=name, route_prefix=route)
+def deploy(model: Path, **options: Any) -> None:
+    serve.run(app({"model": str(model), "draft": "auto", **options}))
 
 
 async def processes() -> dict[str, int]:
@@ -303,15 +296,14 @@ async def run(trial: Trial, model: Path, seed: int) -> None:
     print(json.dumps({"trial": trial.__name__, "seed": seed, **found}, indent=1))
 
 
-def main(trials: dict[str, Trial], doc: str, cores: int) -> None:
-    """Runs the trial that the command line names, in a cluster that counts `cores`."""
-    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
-    parser.add_argument("trial", choices=trials)
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("trial", choices=TRIALS)
     parser.add_argument("model", nargs="?", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     settings = parser.parse_args()
     ray.init(
-        num_cpus=cores,
+        num_cpus=2,
         object_store_memory=OBJECT_STORE_BYTES,
         include_dashboard=False,
         log_to_driver=False,
@@ -319,11 +311,11 @@ def main(trials: dict[str, Trial], doc: str, cores: int) -> None:
     )
     try:
         model = settings.model or shipped_model()
-        asyncio.run(run(trials[settings.trial], model, settings.seed))
+        asyncio.run(run(TRIALS[settings.trial], model, settings.seed))
     finally:
         serve.shutdown()
         ray.shutdown()
 
 
 if __name__ == "__main__":
-    main(TRIALS, __doc__, cores=2)
+    main()

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specqd import SamplingParams
 from specqd._native import testing
 from specqd.errors import ConfigError, RequestError, SpecqdWarning, TensorError
 from specqd.llm import LLM
@@ -108,17 +107,6 @@ def test_only_n_grams_and_other_models_draft_for_mxfp4_weights(tmp_path: Path, s
     with pytest.raises(RequestError, match="already MXFP4"):
         llm.with_draft(["fp4", "ngram"])
     assert parse_chain("auto", is_mxfp4=True) == parse_chain("ngram")
-
-
-@pytest.mark.parametrize("name", BESIDE)
-def test_a_mixture_drafts_for_itself_by_default(name: str, tmp_path: Path, seed: int) -> None:
-    directory = make_model(tmp_path, FAMILY_SHAPES[name], seed)
-    params = SamplingParams(max_tokens=40, temperature=0.8, seed=seed, ignore_eos=True)
-    written = [
-        LLM(directory, draft, threads=1).generate([[5, 6, 7]], params)[0].tokens
-        for draft in ("none", "auto")
-    ]
-    assert written[0] == written[1]
 
 
 def test_stacked_experts_and_one_tensor_for_each_are_the_same_model(

@@ -172,23 +172,6 @@ def test_old_rows_after_the_last_one_change_nothing(model: Model, chance: random
 # --- Publishing and sharing -------------------------------------------------------------------
 
 
-def test_a_prefix_hit_changes_no_bit(model: Model, chance: random.Random) -> None:
-    prompt = random_tokens(chance, 150)
-    level = Level(model, Level(model.as_draft(), NoDraft(), length=4))
-    first = new_sequence(prompt)
-    assert model.adopt_prefix(first) == 0
-    expected = advance(level, first, 100)
-    model.publish(first)
-    level.release(first)
-    second = new_sequence(prompt)
-    assert model.adopt_prefix(second) == 128
-    assert advance(level, second, 100) == expected
-    longer = new_sequence([*prompt, *expected])
-    assert model.adopt_prefix(longer) == 192  # 249 positions were forwarded
-    slots = [model.context(each).slot for each in (second, longer)]
-    assert_same_bits(*(cached_bits(model, slot, 192) for slot in slots))
-
-
 def test_a_published_page_is_never_written(model: Model, chance: random.Random) -> None:
     """Neither by the slots that attach it nor by the slot that published it."""
     cache = model.cache

@@ -95,19 +95,6 @@ def test_a_seed_is_returned_and_repeats_the_text(llm: LLM) -> None:
     assert llm.generate(PROMPT, again)[0].tokens == first.tokens
 
 
-@pytest.mark.parametrize("draft", ["none", "fp4:k=1", "fp4:k=5"])
-@pytest.mark.parametrize("temperature", [0, 0.8])
-def test_drafts_change_neither_tokens_nor_logprobs(
-    llm: LLM, seed: int, draft: str, temperature: float
-) -> None:
-    params = SamplingParams(max_tokens=40, temperature=temperature, seed=seed, logprobs=2)
-    expected = llm.generate([PROMPT, "def f("], params)
-    for ours, theirs in zip(
-        llm.with_draft(draft).generate([PROMPT, "def f("], params), expected, strict=True
-    ):
-        assert ours.completions == theirs.completions
-
-
 def test_with_draft_shares_the_model(llm: LLM) -> None:
     other = llm.with_draft("none")
     assert other.model is llm.model

@@ -1,5 +1,5 @@
-"""Several processes with Ray, as far as this needs no cluster. `benchmarks/replicas.py`,
-`replica_speed.py` and `batch_kills.py` start clusters."""
+"""Several processes with Ray, as far as this needs no cluster. `benchmarks/replicas.py` and
+`batch_kills.py` start clusters."""
 
 import importlib.util
 import json
