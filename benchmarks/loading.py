@@ -1,6 +1,6 @@
 """Measures seconds, processor time and memory of opening a model, each time in a new process.
 
-    python benchmarks/make_random_llama.py /tmp/llama-1g
+    python benchmarks/make_random_model.py /tmp/llama-1g
     specqd pack /tmp/llama-1g /tmp/llama-1g-packed
     python benchmarks/loading.py /tmp/llama-1g /tmp/llama-1g-packed
 

@@ -1,6 +1,6 @@
 """Times prefill against the peak of exact products in the same run.
 
-    python benchmarks/make_random_llama.py /tmp/llama-1g
+    python benchmarks/make_random_model.py /tmp/llama-1g
     python benchmarks/prefill.py /tmp/llama-1g [--tokens 512]
 
 The peak is that of exact products in registers by all threads: fused multiply-adds or AMX tiles.

@@ -12,7 +12,7 @@ prompts=${PROMPTS:+--prompts $PROMPTS}
 chats=${CHATS:+--prompts $CHATS}
 mkdir -p "$work/models" "$results"  # CPU: its name, where the system does not tell generations apart
 
-[ -f "$random_model/config.json" ] || "$python" "$here/../make_random_llama.py" "$random_model"
+[ -f "$random_model/config.json" ] || "$python" "$here/../make_random_model.py" "$random_model"
 if [ ! -f "$smollm2/config.json" ]; then
     gguf=$("$python" "$here/../../tests/support/trained_models.py" smollm2)
     "$python" "$here/from_gguf.py" "$gguf" "$smollm2"

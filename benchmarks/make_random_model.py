@@ -1,6 +1,7 @@
-"""Writes a random BF16 Llama for measurements, by default of 1.10 G parameters.
+"""Writes a random BF16 model for measurements, by default a Llama of 1.10 G parameters.
 
-    python benchmarks/make_random_llama.py OUT [--layers 16 ...] [--peaked]
+    python benchmarks/make_random_model.py OUT [--layers 16 ...] [--peaked]
+    python benchmarks/make_random_model.py OUT --like qwen3.5-0.8b
 
 Its text is noise. Its weights are Gaussian, nearly like those of real models; they are drawn and
 written a few rows at a time to save memory.
@@ -15,6 +16,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +24,12 @@ from numpy.typing import NDArray
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
+from support.families import FAMILY_SHAPES
 from support.random_models import (
     LARGEST_VOCABULARY,
     Shape,
     bf16_bits,
+    draw_recurrent,
     make_config,
     safetensors_header,
     tensor_sizes,
@@ -37,6 +41,21 @@ Parts = Callable[[str, tuple[int, ...]], Iterator[NDArray[np.uint16]]]
 
 SIZES = {"hidden": 2048, "layers": 16, "ffn": 8192, "heads": 32, "kv_heads": 8, "head_dim": 64}
 SIZES |= {"vocab": 32000, "context": 4096}
+_HYBRID = replace(
+    FAMILY_SHAPES["qwen3_5_text"], kv_heads=2, head_dim=256, vocab=248320, context=8192,
+    is_tied=True, is_peaked=False,
+    extra={
+        "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 16, "full_attention_interval": 4,
+    },
+)  # fmt: skip
+LIKE = {  # 1.5 and 8.4 GB
+    "qwen3.5-0.8b": replace(_HYBRID, hidden=1024, layers=24, heads=8, ffn=3584),
+    "qwen3.5-4b": replace(
+        _HYBRID, hidden=2560, layers=32, heads=16, kv_heads=4, ffn=9216,
+        extra={**_HYBRID.extra, "linear_num_value_heads": 32},
+    ),
+}  # fmt: skip
 SIGMA = 0.02
 CHUNK = 1 << 22  # weights drawn at a time
 
@@ -52,14 +71,15 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     for name, default in SIZES.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
+    parser.add_argument("--like", choices=LIKE, help="a hybrid's shape, in place of a Llama's")
     parser.add_argument("--tied", action="store_true")
     parser.add_argument("--peaked", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    if options.peaked and options.tied:
-        parser.error("--peaked needs a separate head: leave out --tied")
+    if options.peaked and (options.tied or options.like):
+        parser.error("--peaked needs a Llama with a separate head: leave out --tied and --like")
     sizes = {name: getattr(options, name) for name in SIZES}
-    shape = Shape("llama", is_tied=options.tied, **sizes)
+    shape = LIKE.get(options.like) or Shape("llama", is_tied=options.tied, **sizes)
     rng = np.random.Generator(np.random.SFC64(options.seed))
     peaks = Peaks(shape, options.seed) if options.peaked else None
 
@@ -90,11 +110,13 @@ def draw(
     rng: np.random.Generator, name: str, size: tuple[int, ...]
 ) -> Iterator[tuple[int, NDArray[np.float32]]]:
     """Yields a tensor in parts: the index of the first row, and [rows, columns]."""
-    rows, columns = size if len(size) == 2 else (1, *size)
+    rows, columns = (size[0], math.prod(size[1:])) if len(size) > 1 else (1, *size)
     step = max(1, CHUNK // columns)
     for first_row in range(0, rows, step):
         chunk = (min(step, rows - first_row), columns)
-        if name.endswith("norm.weight"):
+        if (recurrent := draw_recurrent(rng, name, chunk)) is not None:
+            yield first_row, recurrent
+        elif name.endswith("norm.weight"):
             yield first_row, np.ones(chunk, np.float32)
         else:
             yield first_row, rng.standard_normal(chunk, np.float32) * np.float32(SIGMA)
