@@ -25,7 +25,6 @@
 #include "model/decoder.h"
 #include "model/kv_cache.h"
 #include "model/rope.h"
-#include "runtime/bandwidth.h"
 #include "runtime/cpu.h"
 #include "runtime/pool.h"
 #include "weights/error_feedback.h"
@@ -167,7 +166,7 @@ void bind_sample_token(nb::module_& m) {
   m.def("gumbel", &gumbel, "bits"_a, "Returns -log(-log(1 - v)) for v = (bits + 1/2) / 2**64.");
 }
 
-void bind_measures(nb::module_& m) {
+void bind_failures(nb::module_& m) {
   m.def(
       "run_and_throw",
       [](Pool& pool, int thread, int barriers) {
@@ -184,16 +183,6 @@ void bind_measures(nb::module_& m) {
       "`barriers` of them.");
   m.def("memory_left_in", &memory_left_in, "directory"_a,
         "Returns how many bytes the memory limit of a cgroup leaves, given its directory.");
-  m.attr("PEAK_PRODUCTS") = kPeakProducts;
-  m.def(
-      "product_seconds",
-      [](Pool& pool, const std::string& isa, int repeats) {
-        const nb::gil_scoped_release released;
-        return measure_product_seconds(pool, kernels_or_throw(isa), repeats);
-      },
-      "pool"_a, "isa"_a, "repeats"_a,
-      "Returns the seconds of each of `repeats` runs in which every thread computes PEAK_PRODUCTS\n"
-      "multiply-adds of an exact product in registers, without memory.");
 }
 
 }  // namespace
@@ -202,7 +191,7 @@ void bind_testing(nb::module_& testing) {
   bind_pages(testing);
   bind_states(testing);
   bind_sample_token(testing);
-  bind_measures(testing);
+  bind_failures(testing);
   bind_tested_kernels(testing);
   testing.def("feedback_factors", &factors_of, "pool"_a, "products"_a);
   testing.def("unpack", &unpack, "weight"_a, "isa"_a,

@@ -221,9 +221,6 @@ struct Kernels {
   // Measurements.
 
   uint64_t (*read_bytes)(const void* data, size_t bytes);  // reads all bytes; returns a checksum
-  // Performs rounds * 8192 multiply-adds of an exact product in registers alone, to measure the
-  // peak speed of products of many rows. `rounds` is a multiple of 4.
-  void (*multiply_registers)(int64_t rounds);
 };
 
 const Kernels* portable_kernels();

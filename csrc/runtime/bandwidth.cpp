@@ -5,18 +5,6 @@
 #include <cstring>
 
 namespace specqd {
-namespace {
-
-// Runs work(thread) on all threads; returns the seconds that it takes.
-template <class F>
-double measure_seconds(Pool& pool, const F& work) {
-  using Clock = std::chrono::steady_clock;
-  const auto start = Clock::now();
-  pool.run([&](Team& team) { work(static_cast<size_t>(team.thread())); });
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-}  // namespace
 
 PlainReads::PlainReads(Pool& pool, const Kernels& kernels, size_t bytes)
     : pool_(pool),
@@ -30,18 +18,14 @@ PlainReads::PlainReads(Pool& pool, const Kernels& kernels, size_t bytes)
 }
 
 double PlainReads::read_seconds() {
+  using Clock = std::chrono::steady_clock;
   std::atomic<uint64_t> sink{0};
-  return measure_seconds(pool_, [&](size_t thread) {
+  const auto start = Clock::now();
+  pool_.run([&](Team& team) {
+    const auto thread = static_cast<size_t>(team.thread());
     sink += kernels_.read_bytes(memory_.data() + thread * share_, share_);
   });
-}
-
-std::vector<double> measure_product_seconds(Pool& pool, const Kernels& kernels, int repeats) {
-  std::vector<double> seconds;
-  for (int i = 0; i < repeats; ++i)
-    seconds.push_back(
-        measure_seconds(pool, [&](size_t) { kernels.multiply_registers(kPeakRounds); }));
-  return seconds;
+  return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
 }  // namespace specqd

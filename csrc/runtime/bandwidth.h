@@ -1,9 +1,7 @@
-// Measures how fast this machine reads memory and multiplies. These speeds are the limits of
-// decoding and of prefill.
+// Measures how fast this machine reads memory, which is the limit of decoding.
 #pragma once
 
 #include <cstddef>
-#include <vector>
 
 #include "kernels/kernels.h"
 #include "runtime/memory.h"
@@ -23,11 +21,5 @@ class PlainReads {
   size_t share_;
   Memory memory_;
 };
-
-// Returns the seconds of each of `repeats` runs in which every thread of the pool computes
-// kPeakProducts multiply-adds of an exact product.
-constexpr int64_t kPeakRounds = 4096;
-constexpr int64_t kPeakProducts = kPeakRounds * kPanel * kTileWeights;
-std::vector<double> measure_product_seconds(Pool& pool, const Kernels& kernels, int repeats);
 
 }  // namespace specqd

@@ -197,18 +197,5 @@ uint64_t read_bytes(const void* data, size_t bytes) {
   return fold(total, [](auto a, auto b) { return a + b; });
 }
 
-void multiply_registers(int64_t rounds) {
-  constexpr int kChains = kRegisterBytes == 64 ? 16 : 4;  // as many as fit into registers
-  F16 sums[kChains];
-  for (int i = 0; i < kChains; ++i) sums[i] = splat(static_cast<float>(i));
-  const F16 factor = splat(0.5f), addend = splat(1.0f);
-  for (int64_t i = 0; i < rounds * kTileWeights / kChains; ++i) {
-#pragma GCC unroll 16
-    for (int chain = 0; chain < kChains; ++chain)
-      sums[chain] = fma_bf16(factor, sums[chain], addend);
-  }
-  for (const F16& sum : sums) asm volatile("" : : "m"(sum));
-}
-
 }  // namespace
 }  // namespace specqd

@@ -225,25 +225,6 @@ void draft_product_amx(const PackedMatrix& w, int64_t first, int64_t last, const
 }
 
 template <class T>
-void multiply_registers_amx(int64_t rounds) {
-  TileShapes shapes;
-  for (int i = 0; i < 6; ++i) {
-    shapes.rows[i] = kTileRows;
-    shapes.row_bytes[i] = 64;
-  }
-  T::configure(shapes);
-  T::template zero<4>();
-  T::template zero<5>();
-  for (int64_t i = 0; i < rounds; i += 4) {
-    T::template dot_bf16<0, 4, 5>();
-    T::template dot_bf16<1, 4, 5>();
-    T::template dot_bf16<2, 4, 5>();
-    T::template dot_bf16<3, 4, 5>();
-  }
-  T::release();
-}
-
-template <class T>
 constexpr Kernels amx_table(const char* name) {
   Kernels table = avx512_table(name);
   table.exact_row_bytes = exact_row_bytes_bf16;
@@ -252,7 +233,6 @@ constexpr Kernels amx_table(const char* name) {
   table.exact_product = exact_product_amx<AmxExact<T>, T>;
   table.accumulate_plain = accumulate_plain_amx<AmxExact<T>, T>;
   table.draft_product = draft_product_amx<T>;
-  table.multiply_registers = multiply_registers_amx<T>;
   return table;
 }
 

@@ -47,8 +47,7 @@ constexpr Kernels generic_table(const char* name) {
           .delta_rows = delta_rows,
           .delta_advance = delta_advance,
           .sampling = &sampling::kKernels,
-          .read_bytes = read_bytes,
-          .multiply_registers = multiply_registers};
+          .read_bytes = read_bytes};
 }
 
 }  // namespace

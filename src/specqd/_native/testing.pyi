@@ -133,14 +133,6 @@ def memory_left_in(directory: str) -> int:
     Returns how many bytes the memory limit of a cgroup leaves, given its directory.
     """
 
-PEAK_PRODUCTS: int = 33554432
-
-def product_seconds(pool: specqd._native.Pool, isa: str, repeats: int) -> list[float]:
-    """
-    Returns the seconds of each of `repeats` runs in which every thread computes PEAK_PRODUCTS
-    multiply-adds of an exact product in registers, without memory.
-    """
-
 def planes(packed: specqd._native.Packed) -> tuple[NDArray[numpy.uint8], NDArray[numpy.uint8], NDArray[numpy.uint8], NDArray[numpy.uint32], NDArray[numpy.uint16], tuple[int, int]]:
     """
     Returns copies of (codes, scales, residuals, patch_starts, patches, (shift, base)).
