@@ -1,4 +1,4 @@
-"""What every benchmark shares: its options, interleaved rounds, its table and the table's JSON.
+"""What every benchmark shares: its options, its table and the table's JSON.
 
 A benchmark names its arms and its columns. The table is printed row by row; `--json FILE` writes it
 in the form that docs/scripts/tables.py reads. A cell of an interval is [median, low, high], with
@@ -10,11 +10,11 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from math import floor, log10
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "docs" / "scripts"))
@@ -22,12 +22,10 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "docs" / "scripts"))
 import tables
 
 from specqd import _native
-from specqd.bench.rounds import Interval, Rounds, bandwidths, interleaved
+from specqd.bench.rounds import Interval
 from specqd.model.model import Machine
 
 ROOT = Path(__file__).resolve().parents[1]
-R = TypeVar("R")
-K = TypeVar("K")
 Column = str | tuple[str, str]  # a name; of numbers also their format, such as `.2f`
 
 _DIGITS = 5  # of a number in the JSON
@@ -64,7 +62,6 @@ class Report:
         ]
         self._rows: list[list[Any]] = []
         self._gb_per_s: list[float] = []
-        self._notes: list[str] = []
         self._title = title
         formats = [each.get("format") is not None for each in self._columns]
         self._drawn = [tables.as_column(column) for column in self._columns]
@@ -80,33 +77,14 @@ class Report:
         machine = f"{described['cpu']}, {described['threads']} threads, {described['isa']}"
         if self._gb_per_s:
             machine += f"; {min(self._gb_per_s):.0f} to {max(self._gb_per_s):.0f} GB/s"
-        print("\n".join(["", machine, *self._notes]), flush=True)
+        print(f"\n{machine}", flush=True)
         if self._options.json is not None:
             fields = {"title": self._title, "machine": machine, **occasion()}
             write_table(self._options.json, fields | {"columns": self._columns, "rows": self._rows})
 
-    def rounds(
-        self,
-        arms: Mapping[str, Callable[[int], R]],
-        sizes: Iterable[int] = (),
-        rounds: int | None = None,
-    ) -> Rounds[R, int]:
-        """Interleaves the arms; measures the bandwidth of working sets of these bytes around each
-        round."""
-        read = list(sizes)
-        done = interleaved(
-            arms, rounds or self._options.rounds, lambda: bandwidths(self._machine, read)
-        )
-        self.saw(speed for speeds in done.gauged.values() for speed in speeds)
-        return done
-
     def saw(self, gb_per_s: Iterable[float]) -> None:
         """Counts measured bandwidths towards the range that the table states."""
         self._gb_per_s += gb_per_s
-
-    def note(self, text: str) -> None:
-        """A line to print below the table."""
-        self._notes.append(text)
 
     def row(self, *cells: Any) -> None:
         """Adds a row. A list of numbers becomes its median with its interval."""

@@ -17,6 +17,7 @@ from time import perf_counter, sleep
 
 from harness import Report, parser
 
+from specqd.bench.rounds import interleaved
 from specqd.model.model import Machine, Model
 
 MEGABYTE = 1e6
@@ -78,7 +79,7 @@ def main() -> None:
     columns += [("planes, MB", ".0f")]
     with Report(options, "Opening a model", machine, columns) as report:
         arms = {str(model): lambda _, model=model: opened(model) for model in options.models}
-        for name, runs in report.rounds(arms).runs.items():
+        for name, runs in interleaved(arms, options.rounds).runs.items():
             figures = ([run[figure] for run in runs] for figure in runs[0])
             report.row(Path(name).name, *figures)
 
