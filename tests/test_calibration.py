@@ -63,28 +63,25 @@ def test_inputs_of_the_first_layer_are_its_normed_embeddings(
     assert [len(down.squares), len(head.squares)] == [96, hidden]
 
 
-def test_sums_depend_neither_on_threads_nor_on_the_parts_of_a_text(
-    tmp_path: Path, seed: int, rng: np.random.Generator
+WAYS = [*((isa, 1, 512) for isa in available_isas()), ("portable", 2, 9)]
+
+
+@pytest.mark.parametrize(("isa", "threads", "max_rows"), WAYS)
+def test_sums_depend_neither_on_instruction_sets_nor_threads_nor_the_parts_of_a_text(
+    isa: str, threads: int, max_rows: int, tmp_path: Path, seed: int, rng: np.random.Generator
 ) -> None:
-    directory = make_model(tmp_path, SHAPE, seed)
+    make_model(tmp_path, SHAPE, seed)
     tokens = [int(i) for i in rng.integers(0, 259, 70)]
-    expected = measure_inputs(opened(directory), [tokens])
-    model = Model.open(directory, machine=Machine.choose(2), max_rows=9)
-    found = measure_inputs(model, [tokens])
+    expected, found = (
+        measure_inputs(Model.open(tmp_path, machine=machine, max_rows=rows), [tokens])
+        for machine, rows in (
+            (Machine.choose(1, "portable"), 512),
+            (Machine.choose(threads, isa), max_rows),
+        )
+    )
     for ours, theirs in zip(found.layers, expected.layers, strict=True):
         for name in PARTS:
             assert_same_sums(getattr(ours, name), getattr(theirs, name))
-    assert_same_sums(found.head, expected.head)
-
-
-@pytest.mark.parametrize("isa", available_isas())
-def test_sums_have_the_same_bits_on_every_instruction_set(
-    isa: str, tmp_path: Path, seed: int, rng: np.random.Generator
-) -> None:
-    directory = make_model(tmp_path, SHAPE, seed)
-    tokens = [[int(i) for i in rng.integers(0, 259, 20)]]
-    expected = measure_inputs(Model.open(directory, machine=Machine.choose(1, "portable")), tokens)
-    found = measure_inputs(Model.open(directory, machine=Machine.choose(1, isa)), tokens)
     assert_same_sums(found.head, expected.head)
 
 

@@ -20,7 +20,7 @@ from specqd.openai.requests import Prepared
 from specqd.openai.speculation import DraftMetrics
 from specqd.openai.tool_calls import CallForm
 from support.events import events_of, kinds_of
-from support.openai_client import CHAT, MESSAGES, NO_WHITE_SPACE, closed, function
+from support.openai_client import CHAT, MESSAGES, NO_WHITE_SPACE, RESPONSES, closed, function
 from support.random_models import BOS, EOS, Shape, make_model
 from support.refusals import refused
 from support.scripted_models import CALLING, HERMES, make_scripted_model
@@ -334,17 +334,26 @@ def test_the_error_for_a_wrong_field_names_it(
     assert says in problem
 
 
-def test_a_client_that_leaves_a_stream_frees_its_place(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("path", "fields", "begins"),
+    [
+        (MESSAGES, {"messages": TURN, "max_tokens": 1900}, b"event: messa"),
+        (RESPONSES, {"input": "x"}, b"event: respo"),
+    ],
+)
+def test_a_client_that_leaves_a_stream_frees_its_place(
+    path: str, fields: dict[str, Any], begins: bytes, tmp_path: Path, seed: int
+) -> None:
     model = make_model(tmp_path / "small", Shape(is_peaked=True, context=2048), seed)
     with serving(str(add_template(model)), "--draft", "none") as served:
         bias = {str(token): -100.0 for token in (BOS, EOS)}
-        body = {"messages": TURN, "max_tokens": 1900, "stream": True, "logit_bias": bias}
+        body = json.dumps(fields | {"stream": True, "logit_bias": bias})
         connection = served.connect()
-        header = {"Content-Type": "application/json"}
-        connection.request("POST", MESSAGES, json.dumps(body), header)
-        assert connection.getresponse().read(12) == b"event: messa"
+        connection.request("POST", path, body, {"Content-Type": "application/json"})
+        assert connection.getresponse().read(12) == begins
         connection.close()
         while not served.metric("vllm:e2e_request_latency_seconds_count"):
             assert served.process.poll() is None
+        assert served.metric("vllm:request_success_total") == 1
         text = served.ask("GET", "/metrics").body.decode()
         assert 'finished_reason="abort"' in text

@@ -36,10 +36,6 @@ def refused(model: Path, refuse: Refuse) -> Refuse:
     return lambda *options: refuse("generate", model, "-p", "ab", "-n", "4", *options)
 
 
-def edit(path: Path, **changes: object) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
 def test_a_good_model_is_not_rejected(model: Path, run: Run) -> None:
     status, _, err = run("generate", model, "-p", "ab", "-n", "4")
     assert status == 0
@@ -79,7 +75,7 @@ def test_the_error_for_a_missing_tensor_names_it(model: Path, refused: Refuse, s
 def test_a_configuration_of_another_model_is_rejected(
     model: Path, refused: Refuse, change: dict[str, object], says: str
 ) -> None:
-    edit(model / "config.json", **change)
+    change_model(model, **change)
     assert says in refused()
 
 
@@ -222,7 +218,7 @@ def test_the_error_for_a_number_of_threads_out_of_range_names_it(
 def test_names_from_files_are_printed_without_control_characters(
     model: Path, refused: Refuse
 ) -> None:
-    edit(model / "config.json", model_type="\x1b]0;owned\x07\nspecqd: error: \u202eother")
+    change_model(model, model_type="\x1b]0;owned\x07\nspecqd: error: \u202eother")
     assert refused().isprintable()
 
 

@@ -23,10 +23,9 @@ from support.openai_client import (
     closed,
     function,
 )
-from support.random_models import BOS, EOS, Shape, make_model
 from support.refusals import refused
 from support.scripted_models import CALLING, HERMES, make_scripted_model
-from support.served import Served, add_template, serving
+from support.served import Served, serving
 
 pytest.importorskip("llguidance", reason="needs specqd[serve]")
 pytest.importorskip("openai", reason="needs OpenAI's client")
@@ -311,20 +310,3 @@ def test_a_schema_that_cannot_be_enforced_is_400(served: Served) -> None:
     form = {"type": "json_schema", "name": "n", "schema": {"type": "banana"}}
     reply = served.ask("POST", RESPONSES, {"input": "x", "text": {"format": form}})
     assert (reply.status, reply.error["param"]) == (400, "text.format")
-
-
-def test_a_client_that_leaves_a_stream_frees_its_place(tmp_path: Path, seed: int) -> None:
-    model = make_model(tmp_path / "small", Shape(is_peaked=True, context=2048), seed)
-    with serving(str(add_template(model)), "--draft", "none") as served:
-        bias = {str(token): -100.0 for token in (BOS, EOS)}
-        body = {"input": "x", "stream": True, "logit_bias": bias}
-        connection = served.connect()
-        header = {"Content-Type": "application/json"}
-        connection.request("POST", RESPONSES, json.dumps(body), header)
-        assert connection.getresponse().read(10) == b"event: res"
-        connection.close()
-        while not served.metric("vllm:e2e_request_latency_seconds_count"):
-            assert served.process.poll() is None
-        assert served.metric("vllm:request_success_total") == 1
-        text = served.ask("GET", "/metrics").body.decode()
-        assert 'finished_reason="abort"' in text

@@ -135,7 +135,7 @@ HOSTILE_HEADERS = {
     "product hidden by zero": ({"t": entry(U8, [0, 2**40, 2**40], 0, 0)}, b"", "overflows"),
     "backward offsets": ({"t": entry(U8, [1], 1, 0)}, b"x", "impossible data_offsets"),
     "negative offsets": ({"t": entry(U8, [1], -1, 0)}, b"x", "impossible data_offsets"),
-    "offsets past the data": ({"t": entry(U8, [9], 0, 9)}, b"x" * 8, "truncated"),
+    "offsets past the data": ({"t": entry(U8, [9], 0, 9)}, b"x" * 8, "truncated: tensor 't'"),
     "dtype mismatch": (
         {"t": entry("F32", [2], 0, 4)},
         b"x" * 4,
@@ -204,13 +204,6 @@ def test_a_name_given_twice_is_refused(tmp_path):
     header = f'{{"t": {one}, "t": {one}}}'.encode()
     write_raw(tmp_path / "model.safetensors", header, b"x")
     refusal(tmp_path, "'t' twice")
-
-
-def test_truncated_data_is_refused(tmp_path, rng):
-    path = tmp_path / "model.safetensors"
-    write_safetensors(path, {"w": bf16_bits(rng.standard_normal((16, 16)))})
-    path.write_bytes(path.read_bytes()[:-1])
-    refusal(tmp_path, "truncated", "'w'")
 
 
 def test_names_from_a_file_are_printed_in_ascii(tmp_path):

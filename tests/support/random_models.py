@@ -296,8 +296,8 @@ def resize(name: str, *shape: int) -> Callable[[Any], object]:
     return lambda tensors: tensors.update({name: np.zeros(shape, np.uint16)})
 
 
-def put(name: str, at: Any, bits: int) -> Callable[[Any], object]:
-    """A change: a tensor has other bits at one place."""
+def put(name: str, at: Any, bits: Any) -> Callable[[Any], object]:
+    """A change: a tensor has other bits at one place, or several."""
     return lambda tensors: tensors[name].__setitem__(at, bits)
 
 
