@@ -6,7 +6,7 @@ tokens. Knows nothing of the engine or of transport.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from specqd.engine.generation import TokenLogprob
 from specqd.engine.updates import Update

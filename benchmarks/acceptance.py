@@ -1,0 +1,91 @@
+"""Prints how often the draft inside a model's weights agrees with the model itself.
+
+    python benchmarks/acceptance.py MODEL --prompts spec_bench.jsonl --chat
+
+Teacher-forced: at every position of the text that the model writes, the draft reads the model's own
+keys and values and samples once, with the model's noise. So this is the acceptance rate of a
+proposal's first token. The interval is over prompts, which are taken evenly from each file.
+"""
+
+from pathlib import Path
+
+from harness import Report, parser
+
+from specqd import SamplingParams
+from specqd.bench.agreement import agreement
+from specqd.bench.levels import read_prompts
+from specqd.bench.rounds import Interval
+from specqd.config import read_generation_defaults
+from specqd.formats.fp4 import DraftFormat
+from specqd.hub import resolve
+from specqd.model.input_measurement import MeasuredInputs, measure_inputs
+from specqd.model.model import Machine, Model
+from specqd.text.calibration import read_calibration
+from specqd.text.tokenizer import Tokenizer
+
+MOST_LINES = 1 << 20
+LONGEST_PROMPT = 1500  # characters: long documents would take most of the time
+
+
+def chosen(path: Path, limit: int) -> list[str]:
+    """At most `limit` prompts of a file, at even distances, because files are sorted by kind."""
+    lines = read_prompts(path, MOST_LINES)
+    return [text[:LONGEST_PROMPT] for text in lines[:: max(1, len(lines) // limit)][:limit]]
+
+
+def encoded(tokenizer: Tokenizer, text: str, is_chat: bool) -> list[int]:
+    if is_chat:
+        return tokenizer.chat([{"role": "user", "content": text}])
+    return tokenizer.encode(text)
+
+
+def calibrated(directory: Path, machine: Machine, tokenizer: Tokenizer) -> MeasuredInputs:
+    """The measurements that `specqd pack` makes."""
+    text = read_calibration(tokenizer, None)
+    longest = max(map(len, text.sequences))
+    plain = Model.open(directory, machine=machine, cache_positions=longest)
+    return measure_inputs(plain, text.sequences)
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("model")
+    arguments.add_argument("--prompts", type=Path, action="append", required=True)
+    arguments.add_argument("--chat", action="store_true", help="apply the chat template")
+    arguments.add_argument("--limit", type=int, default=24, help="prompts of each file")
+    arguments.add_argument("-n", type=int, default=96, help="positions after each prompt")
+    arguments.add_argument("--temperature", type=float, action="append")
+    arguments.add_argument("--format", type=DraftFormat, choices=list(DraftFormat))
+    arguments.add_argument("--calibrate", action="store_true", help="as specqd pack does")
+    arguments.add_argument("--seed", type=int, default=1)
+    options = arguments.parse_args()
+    directory = resolve(options.model)
+    machine = Machine.choose(options.threads, options.isa)
+    tokenizer = Tokenizer.open(directory)
+    inputs = calibrated(directory, machine, tokenizer) if options.calibrate else None
+    model = Model.open(directory, machine=machine, draft=options.format, inputs=inputs)
+    defaults = read_generation_defaults(directory)
+    stop_ids = frozenset(defaults.eos_token_ids or model.config.eos_token_ids)
+    draft, exact = (
+        16 * each.bytes_per_forward / model.bf16_bytes_per_forward
+        for each in (model.as_draft(), model)
+    )
+    title = (
+        f"{directory.name}, {model.weights.draft.value}: {draft:.2f} of {exact:.2f} bits per weight"
+    )
+    columns = ["prompts", ("temperature", "g"), ("agreement", ".3f"), "positions", "texts"]
+    with Report(options, title, machine, columns) as report:
+        for path in options.prompts:
+            texts = chosen(path, options.limit)
+            prompts = [encoded(tokenizer, text, options.chat) for text in texts]
+            for temperature in options.temperature or [0.0, 0.8]:
+                params = SamplingParams(
+                    max_tokens=options.n, temperature=temperature, seed=options.seed
+                ).resolved(defaults)
+                found = agreement(model, prompts, params, stop_ids=stop_ids)
+                share = Interval(found.share, *found.interval)
+                report.row(path.name, temperature, share, sum(found.judged), len(prompts))
+
+
+if __name__ == "__main__":
+    main()
