@@ -42,8 +42,9 @@ class Turns:
     RequestError within a round of the same thread, and MachineError in a process that was forked
     in the middle of a round.
 
-    The interpreter exits between two rounds: a daemon thread that returned from native code later
-    would abort the process.
+    The interpreter exits between two rounds, and from then on a daemon thread that hands over its
+    turn waits for ever: if it returned from native code later, or freed a model, it would abort the
+    process.
     """
 
     def __init__(self) -> None:
@@ -52,6 +53,7 @@ class Turns:
 
     def _begin(self) -> None:
         self._process = getpid()
+        self._closer: int | None = None  # the thread that ends the interpreter
         # Protects the next three. Reentrant: the garbage collector may call `leave` anywhere.
         self._guard = RLock()
         self._holder: int | None = None  # the thread that has the turn
@@ -128,6 +130,8 @@ class Turns:
                 self._left.popleft()()
         finally:
             self._wake_next()
+        if self._closer not in (None, get_ident()):
+            _Waiter(get_ident(), None).wait()
         if self._left and self._try_take():  # added after the loop
             self._hand_over()
 
@@ -168,8 +172,10 @@ class Turns:
         return True
 
     def close(self) -> None:
-        """Takes the turn forever, so that no other thread begins another round."""
+        """Takes the turn forever, so that no other thread begins another round or goes on after its
+        last one."""
         if self._is_of_this_process():
+            self._closer = get_ident()
             self._take(None)
 
 
