@@ -1,20 +1,25 @@
 """Tests that a server keeps its memory, pages and request slots over many requests of every kind.
 
-    python benchmarks/soak.py [MODEL] [--requests 2000] [--at-once 16] [--seed 0]
+    python benchmarks/soak.py [MODEL] [--requests 2000] [--at-once 16] [--seed 0] [--serve OPTIONS]
 
 Runs `specqd serve` with 2 threads, its default drafts and a chat template that calls tools. 10 % of
 requests disconnect before their end, 5 % are malformed, 5 % are too large. 5 % of clients stall:
 they send nothing, half a header or half a body, or read nothing of a stream; the server must
 disconnect them. The others are completions and chats: whole and streamed, free and held to schemas,
-with tools, log-probabilities of prompts and the fields that the page uses. Prints the server's
-memory and counts after each quarter. The exit status is 1 if a reply has an unexpected status, a
-stalled client is not disconnected, or pages, slots or memory are not given back.
+with tools, log-probabilities of prompts and the fields that the page uses; some prompts begin alike
+and some do not. `--serve "--max-gap 0.01 --prompt-cache DIR"` reads prompts in small parts and
+keeps them in a directory, whose disk may be full.
+
+Prints the server's memory and counts after each quarter. The exit status is 1 if a reply has an
+unexpected status, a stalled client is not disconnected, or pages, slots or memory are not given
+back.
 """
 
 import argparse
 import json
 import random
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -137,7 +142,8 @@ def good_request(rng: random.Random) -> tuple[str, Json]:
         body["draft"] = "none"
     if rng.random() < 0.2:
         body["cache_salt"] = str(rng.randrange(3))
-    prompt = "def area(r):\n" * rng.randint(1, 40)
+    name = rng.choice(["area", f"area_{rng.randrange(10_000)}"])
+    prompt = f"def {name}(r):\n" * rng.randint(1, 40)
     messages = [{"role": "user", "content": prompt[:200]}]
     kinds: list[tuple[str, Json]] = [
         (COMPLETIONS, {"prompt": prompt, "ignore_eos": True}),
@@ -206,12 +212,15 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--at-once", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--serve", type=shlex.split, default=[], metavar="OPTIONS")
     options = parser.parse_args()
     outcomes: Counter[str] = Counter()
     stalled: list[socket.socket] = []
     with (
         TemporaryDirectory() as folder,
-        serving(str(copied(options.model or shipped_model(), Path(folder)))) as server,
+        serving(
+            str(copied(options.model or shipped_model(), Path(folder))), *options.serve
+        ) as server,
     ):
         server.timeout_s = 300
         states = [state(server)]
