@@ -30,6 +30,7 @@ SEEDS = range(5)
 REFERENCE_TOLERANCE = 1e-5  # RMS error over RMS: a few hundred roundings of 6e-8 each
 # transformers solves 64 rows of a recurrence at once in float32, which rounds more than the rule.
 RECURRENT_TOLERANCE = 5e-5
+SOFTMAX_MARGIN = 0.1  # of a clear one
 
 
 def main() -> int:
@@ -68,11 +69,13 @@ def compare(shape: Shape, seed: int) -> tuple[float, float, float]:
 
 
 def tokens_for(directory: Path, shape: Shape, seed: int, count: int) -> list[int]:
-    """Random tokens. The routing weight of a sigmoid is large also where its expert is barely
-    chosen, so that chance would decide: there, tokens whose experts are chosen by clear margins."""
+    """Random tokens; of models with experts those whose experts are chosen by margins, because
+    chance would decide barely chosen ones. The routing weight of a sigmoid is large also where its
+    expert is barely chosen, so there the margins are clear."""
     experts = config_of(make_config(shape)).experts
-    if experts is not None and experts.sigmoids is not None:
-        return decided_tokens(directory, shape, seed, count)
+    if experts is not None:
+        share = 1.0 if experts.sigmoids is not None else SOFTMAX_MARGIN
+        return decided_tokens(directory, shape, seed, count, share)
     tokens: list[int] = np.random.default_rng(seed).integers(0, shape.vocab, count).tolist()
     return tokens
 

@@ -22,14 +22,17 @@ def rounding_error(shape: Shape) -> float:
     return 2 * 2**-8 / math.sqrt(3) * math.sqrt(8 * shape.layers + 1)
 
 
-def decided_tokens(directory: Path, shape: Shape, seed: int, count: int) -> list[int]:
+def decided_tokens(
+    directory: Path, shape: Shape, seed: int, count: int, share: float = 1.0
+) -> list[int]:
     """Random tokens whose experts are chosen by clear margins: rounding could flip a close choice,
     and another expert's output differs by more than rounding.
 
     A score errs like a logit, by at most half the bound in RMS; a difference of two scores by
-    sqrt(2) times that. The margin is three times the latter.
+    sqrt(2) times that. The margin is three times the latter, or this share of it: a router among
+    many experts hardly ever decides so clearly.
     """
-    margin = 3 * math.sqrt(2) * rounding_error(shape) / 2
+    margin = share * 3 * math.sqrt(2) * rounding_error(shape) / 2
     config, tensors = read_model(directory)
     rng = np.random.default_rng(seed)
     tokens = rng.integers(0, shape.vocab, count)
