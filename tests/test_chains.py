@@ -159,7 +159,9 @@ def chains_that_cannot_be(directory: Path, scratch: Path) -> dict[str, list[str]
         "is a file": [str(scratch / "c.txt")],
         "mamba": [str(scratch / "odd")],
         f"{small}: this model is already in the chain": [small, small],
-        "name it once": [f"{target}:bf16"],
+        "in this place or above it": [f"{small}|ngram", f"ngram|{small}"],
+        "name it once": [f"fp4|{small}|{small}:fp4"],
+        f"{target}:bf16: this model is already": [f"{target}:bf16"],
         "already in the chain at this precision": ["fp4", f"{target}:fp4"],
         "line 3 has no text": [f"ngram:{scratch}/a.jsonl"],
         "line 1 is not JSON": [f"ngram:{scratch}/b.jsonl"],
@@ -246,6 +248,17 @@ def test_a_model_named_twice_is_packed_once(llm: LLM, directory: Path) -> None:
     assert outer.weights is exact.weights
     assert outer.cache is not exact.cache
     assert outer.precision is Precision.FP4
+
+
+def test_a_model_may_stand_below_a_draft_and_beside_it(
+    llm: LLM, directory: Path, generate: "Generate"
+) -> None:
+    small = str(directory / "small")
+    tree = llm.with_draft([f"fp4|{small}|ngram", f"{small}|ngram"])
+    _, _, below, beside = models_of(tree)
+    assert below is beside
+    assert generate(tree) == generate(llm)
+    assert below.cache.free_pages == below.cache.total_pages
 
 
 def test_the_target_s_weights_may_draft_further_down(llm: LLM, directory: Path) -> None:

@@ -178,22 +178,31 @@ class Drafts:
 
         Raises SpecqdError.
         """
-        taken = {self._target}
-        for spec in _members(specs):
-            if spec.kind == "ngram":
-                if spec.source and spec.source not in self._corpora:
-                    self._corpora[spec.source] = _read_corpus(spec, self._tokenizer)
-                continue
-            if spec.kind in ("head", "mtp"):
-                self._check_head(spec, specs)
-                continue
-            directory = self._target[0] if spec.kind == "self" else self._find(spec)
-            if (directory, spec.precision) in taken:
-                raise _refused(
-                    spec.word, "this model is already in the chain at this precision; name it once"
-                )
-            taken.add((directory, spec.precision))
+        above = [self._target]
+        for spec in specs:
+            members = [self._check_member(member, specs) for member in spec.members]
+            for i, (member, model) in enumerate(zip(spec.members, members, strict=True)):
+                if model is not None and model in above + members[:i]:
+                    raise _refused(
+                        member.word,
+                        "this model is already in the chain at this precision, in this place or "
+                        "above it; name it once",
+                    )
+            above += [model for model in members[:1] if model is not None]
         require_memory(self._to_load(specs))
+
+    def _check_member(
+        self, spec: DraftSpec, specs: Sequence[DraftSpec]
+    ) -> tuple[Path, Precision] | None:
+        """Finds the files of one drafter. Returns its directory and precision if it is a model."""
+        if spec.kind == "ngram":
+            if spec.source and spec.source not in self._corpora:
+                self._corpora[spec.source] = _read_corpus(spec, self._tokenizer)
+            return None
+        if spec.kind in ("head", "mtp"):
+            self._check_head(spec, specs)
+            return None
+        return self._target[0] if spec.kind == "self" else self._find(spec), spec.precision
 
     def forget(self) -> None:
         """Drops all loaded models. Chains that use them keep them."""
