@@ -44,7 +44,10 @@ PHASE_S = 100 * EXACT_S  # in each third one the memory is half as fast again
 CACHE = 1 << 14  # positions, while recording
 BATCHES = (1, 4, 16)
 PASSES = 3
-CHAINS = ("auto", "ngram", "fp4", "fp4+small", "useless", "useless|auto")
+CHAINS = (
+    *("auto", "ngram", "fp4", "small", "fp4+small", "fp4|ngram+small", "fp4|ngram+ngram"),
+    *("tree", "useless tree", "useless", "useless|auto"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +189,21 @@ def chain_of(words: str, record: Record, machine: Machine, clock: Clock) -> Leve
     def auto() -> list[Any]:
         return [level("fp4"), NgramDrafter()]
 
+    def tree(small: str) -> Any:
+        others = [level(small), NgramDrafter()]
+        return DraftChoice([level("fp4", DraftChoice(others)), *others])
+
     drafter: Any = {
         "plain": NoDraft,
         "auto": lambda: DraftChoice(auto()),
         "ngram": NgramDrafter,
         "fp4": lambda: level("fp4"),
+        "small": lambda: level("small"),
         "fp4+small": lambda: level("fp4", level("small")),
+        "fp4|ngram+small": lambda: DraftChoice([level("fp4", level("small")), NgramDrafter()]),
+        "fp4|ngram+ngram": lambda: DraftChoice([level("fp4", NgramDrafter()), NgramDrafter()]),
+        "tree": lambda: tree("small"),
+        "useless tree": lambda: tree("useless"),
         "useless": lambda: level("useless"),
         "useless|auto": lambda: DraftChoice([level("useless"), *auto()]),
     }[words]()

@@ -10,6 +10,7 @@ import pytest
 from specqd import LLM, SamplingParams
 from specqd._native import Level, NoDraft
 from specqd.cli import main
+from specqd.engine.reports import chain_of
 from specqd.errors import HubError, RequestError, SpecqdError, TokenizerError
 from specqd.formats.fp4 import DraftFormat
 from specqd.llm.chains import DraftSpec, parse_chain
@@ -255,10 +256,10 @@ def test_a_model_may_stand_below_a_draft_and_beside_it(
 ) -> None:
     small = str(directory / "small")
     tree = llm.with_draft([f"fp4|{small}|ngram", f"{small}|ngram"])
-    _, _, below, beside = models_of(tree)
-    assert below is beside
+    assert chain_of(tree.engine.level) == ("bf16", "fp4", "small:fp4", "ngram")
     assert generate(tree) == generate(llm)
-    assert below.cache.free_pages == below.cache.total_pages
+    *_, shared = models_of(tree)
+    assert shared.cache.free_pages == shared.cache.total_pages
 
 
 def test_the_target_s_weights_may_draft_further_down(llm: LLM, directory: Path) -> None:

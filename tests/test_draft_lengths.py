@@ -80,8 +80,9 @@ class FreeDrafter(FakeDrafter):
     def answer(self, request: DraftRequest) -> Proposal:
         return self._weighed(request)[0]
 
-    def values(self, requests: SequenceOf[DraftRequest]) -> list[float]:
-        return [self._weighed(request)[1] for request in requests]
+    def values(self, requests: SequenceOf[DraftRequest]) -> list[tuple[float, float]]:
+        weighed = [self._weighed(request) for request in requests]
+        return [(value, len(proposal.tokens) * self._chance) for proposal, value in weighed]
 
     def _weighed(self, request: DraftRequest) -> tuple[Proposal, float]:
         tokens: list[int] = []
@@ -163,7 +164,8 @@ def test_a_draft_that_is_never_right_costs_as_little_beside_another_drafter(perc
 
 @pytest.mark.parametrize("percent", [70, 95])
 def test_a_draft_that_is_never_right_is_not_tried_anew_at_each_confidence(percent: int) -> None:
-    """Beside a better draft each trial costs that one's tokens."""
+    """Beside a better draft each trial costs that one's tokens. The first trials take a few
+    rounds, and hardly anything is tried later, at other confidences."""
 
     def seconds(beside: Rule | None) -> float:
         clock = Clock()
@@ -177,7 +179,7 @@ def test_a_draft_that_is_never_right_is_not_tried_anew_at_each_confidence(percen
         level.measure()
         begun = clock.now
         sequence = Sequence([1, 2, 3], _native.Sampler(), 3)
-        while len(sequence.tokens) < 1500:
+        while len(sequence.tokens) < 4000:
             [made] = level.advance([DraftRequest(sequence, 1000)])
             sequence.tokens.extend(made.tokens)
         return clock.now - begun
@@ -206,7 +208,7 @@ def test_a_draft_with_a_cache_of_its_own_catches_up_within_the_share_of_probes(
                 sequence.tokens.extend(result.tokens)
         asked, rows = draft.stats.forwards, draft.stats.rows
         spent.append(asked * first + (rows - asked) * row)
-    assert spent[0] > 0
+    assert (spent[0] > 0) == (row < 1.0)  # one that costs what the target does is never tried
     saved = 4 * (first + (batch - 1) * row)  # that the budget may hold
     assert spent[1] - spent[0] <= 0.01 * (1600 - 400) + saved
 

@@ -16,7 +16,12 @@ def test_calibration_learns_how_often_a_confidence_is_right() -> None:
     for _ in range(2000):
         calibration.observe(0.9, rng.random() < 0.4)
     assert calibration.probability(0.9) == pytest.approx(0.4, abs=0.08)
-    assert calibration.probability(0.2) == pytest.approx(0.2, abs=0.1)
+    # Nothing was seen there: as far below the prior as where something was.
+    assert calibration.probability(0.2) == pytest.approx(0.2 * 0.4 / 0.9, abs=0.03)
+    sure = Calibration()
+    for _ in range(100):
+        sure.observe(0.5, True)
+    assert sure.probability(0.2) == pytest.approx(0.2)  # never above it
 
 
 def test_row_costs_are_interpolated_and_extended() -> None:

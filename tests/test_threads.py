@@ -246,8 +246,8 @@ def test_a_native_object_that_two_threads_use_at_once_raises(llms: list[LLM]) ->
 
         def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None: ...
 
-        def values(self, requests: list[DraftRequest]) -> list[float]:
-            return [0.0] * len(requests)
+        def values(self, requests: list[DraftRequest]) -> list[tuple[float, float]]:
+            return [(0.0, 0.0)] * len(requests)
 
         def release(self, sequence: Sequence) -> None: ...
 

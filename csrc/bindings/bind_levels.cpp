@@ -225,10 +225,14 @@ void bind_drafters(nb::module_& m) {
           "values",
           [](Drafter& drafter, const DraftRequests& requests) {
             const DrafterUse use(drafter, requests);
-            return drafter.values(requests);
+            std::vector<std::pair<double, double>> pairs;
+            for (const Value& value : drafter.values(requests))
+              pairs.emplace_back(value.saved_s, value.tokens);
+            return pairs;
           },
           "requests"_a,
-          "Returns the seconds that `propose` is expected to save each request, net of all costs.")
+          "Returns for each request the seconds that `propose` is expected to save, net of all\n"
+          "costs, and the tokens of it that are expected to be accepted.")
       .def("observe", exclusively<Drafter>(&Drafter::observe), "request"_a, "proposal"_a,
            "accepted"_a,
            "Learns that verification accepted the first `accepted` tokens of its proposal.")

@@ -52,12 +52,15 @@ class PythonDrafter : public Drafter {
   void observe(const DraftRequest& request, const Proposal& proposal, size_t accepted) override {
     drafter_.attr("observe")(request, proposal, accepted);
   }
-  std::vector<double> values(std::span<const DraftRequest> requests) override {
+  std::vector<Value> values(std::span<const DraftRequest> requests) override {
     nb::list list;
     for (const DraftRequest& request : requests) list.append(nb::cast(request));
-    auto values = nb::cast<std::vector<double>>(drafter_.attr("values")(list));
-    if (values.size() != requests.size())
+    const auto pairs =
+        nb::cast<std::vector<std::pair<double, double>>>(drafter_.attr("values")(list));
+    if (pairs.size() != requests.size())
       throw std::invalid_argument("a drafter must give each request a value");
+    std::vector<Value> values;
+    for (const auto& [saved_s, tokens] : pairs) values.push_back({saved_s, tokens});
     return values;
   }
   void release(const SequencePtr& sequence) override { drafter_.attr("release")(sequence); }

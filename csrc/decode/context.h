@@ -20,6 +20,8 @@ class Context {
       : slot_(slot), exact_(std::move(exact)) {}
 
   int slot() const { return slot_; }
+  // Whether it begins where the exact context ends, so that it never has to catch up.
+  bool follows_exact() const { return exact_ != nullptr && exact_->length() > 0; }
   // The number of positions in the cache.
   size_t length() const { return offset_ + tokens_.size(); }
 

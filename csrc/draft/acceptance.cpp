@@ -11,8 +11,9 @@ constexpr double kMemory = 200.0;     // observations of a bin after which older
 
 }  // namespace
 
-Calibration::Calibration(double floor, std::vector<double> edges)
+Calibration::Calibration(double floor, std::vector<double> edges, bool is_shared)
     : floor_(floor),
+      is_shared_(is_shared),
       edges_(std::move(edges)),
       weight_(edges_.size() + 1),
       accepted_(edges_.size() + 1) {}
@@ -23,7 +24,8 @@ size_t Calibration::bin_of(double confidence) const {
 
 double Calibration::probability(double confidence) const {
   const size_t i = bin_of(confidence);
-  const double prior = floor_ + (1.0 - floor_) * confidence;
+  const double usual = (all_accepted_ + kPriorWeight) / (all_expected_ + kPriorWeight);
+  const double prior = (is_shared_ ? std::min(usual, 1.0) : 1.0) * line(confidence);
   return (accepted_[i] + kPriorWeight * prior) / (weight_[i] + kPriorWeight);
 }
 
@@ -35,7 +37,10 @@ void Calibration::observe(double confidence, bool is_accepted) {
     accepted_[i] *= fade;
   }
   weight_[i] += 1.0;
-  if (is_accepted) accepted_[i] += 1.0;
+  const double fade = 1.0 - 1.0 / kMemory;
+  all_expected_ = fade * all_expected_ + line(confidence);
+  all_accepted_ *= fade;
+  if (is_accepted) accepted_[i] += 1.0, all_accepted_ += 1.0;
 }
 
 }  // namespace specqd

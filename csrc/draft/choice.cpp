@@ -5,18 +5,46 @@
 
 namespace specqd {
 
-std::vector<DraftChoice::Best> DraftChoice::choose(std::span<const DraftRequest> requests) {
-  std::vector<Best> best(requests.size());
+// For each request the candidate that is worth most. In a batch it may be worth more that one
+// candidate proposes to all, because they share its forwards.
+std::vector<DraftChoice::Best> DraftChoice::choose(std::span<const DraftRequest> requests,
+                                                   std::span<const Tried> tried) {
+  std::vector<Best> best(requests.size()), shared;
+  double shared_s = 0.0;
   for (size_t i = 0; i < candidates_.size(); ++i) {
-    const std::vector<double> values = candidates_[i].drafter->values(requests);
-    for (size_t j = 0; j < requests.size(); ++j)
-      if (values[j] > best[j].value) best[j] = {i, values[j]};
+    const std::vector<Value> values = candidates_[i].drafter->values(requests);
+    std::vector<Best> alone(requests.size());
+    double alone_s = 0.0;
+    for (size_t j = 0; j < requests.size(); ++j) {
+      if (values[j].saved_s <= 0.0 || (!tried.empty() && tried[j][i])) continue;
+      alone[j] = {i, values[j]};
+      alone_s += values[j].saved_s;
+      if (values[j].saved_s > best[j].value.saved_s) best[j] = alone[j];
+    }
+    if (alone_s <= shared_s) continue;
+    shared_s = alone_s;
+    shared = std::move(alone);
   }
-  return best;
+  const bool is_batch = requests.size() > 1;
+  return is_batch && shared_s > saved_by_groups(requests, best) ? shared : best;
 }
 
-std::vector<double> DraftChoice::values(std::span<const DraftRequest> requests) {
-  std::vector<double> values;
+// Seconds that the candidates save, each with only the requests for which it is the best.
+double DraftChoice::saved_by_groups(std::span<const DraftRequest> requests,
+                                    std::span<const Best> best) {
+  double saved_s = 0.0;
+  for (size_t i = 0; i < candidates_.size(); ++i) {
+    std::vector<DraftRequest> group;
+    for (size_t j = 0; j < requests.size(); ++j)
+      if (best[j].candidate == i && best[j].value.saved_s > 0.0) group.push_back(requests[j]);
+    if (group.empty()) continue;
+    for (const Value& value : candidates_[i].drafter->values(group)) saved_s += value.saved_s;
+  }
+  return saved_s;
+}
+
+std::vector<Value> DraftChoice::values(std::span<const DraftRequest> requests) {
+  std::vector<Value> values;
   values.reserve(requests.size());
   for (const Best& best : choose(requests)) values.push_back(best.value);
   return values;
@@ -30,14 +58,35 @@ std::vector<Proposal> DraftChoice::propose(std::span<const DraftRequest> request
     parts_[request.sequence->key].clear();
   }
   return propose_in_rounds(std::move(drafts), [this](std::span<Draft* const> going) {
-    const std::vector<Best> best = choose(rests_of(going));
-    std::vector<std::vector<Draft*>> chosen(candidates_.size());
-    for (size_t j = 0; j < going.size(); ++j)
-      if (best[j].value > 0.0 || going[j]->count() == 0)
-        chosen[best[j].candidate].push_back(going[j]);
-    for (size_t i = 0; i < candidates_.size(); ++i)
-      if (!chosen[i].empty()) extend(chosen[i], i);
+    std::vector<Draft*> left(going.begin(), going.end());
+    std::vector<Tried> tried(left.size(), Tried(candidates_.size()));
+    while (!left.empty()) extend_once(left, tried);
   });
+}
+
+// Lets the best candidate extend each of the drafts. Keeps those for which it made nothing, for
+// example because it has a prompt to read first, so that others are asked.
+void DraftChoice::extend_once(std::vector<Draft*>& drafts, std::vector<Tried>& tried) {
+  const std::vector<Best> best = choose(rests_of(drafts), tried);
+  std::vector<std::vector<Draft*>> chosen(candidates_.size());
+  for (size_t j = 0; j < drafts.size(); ++j) {
+    const bool may_probe = drafts[j]->count() == 0 && std::ranges::count(tried[j], true) == 0;
+    if (best[j].value.saved_s > 0.0 || may_probe) chosen[best[j].candidate].push_back(drafts[j]);
+  }
+  std::vector<int64_t> before;
+  for (const Draft* draft : drafts) before.push_back(draft->count());
+  for (size_t i = 0; i < candidates_.size(); ++i)
+    if (!chosen[i].empty()) extend(chosen[i], i);
+  std::vector<Draft*> unextended;
+  std::vector<Tried> tried_now;
+  for (size_t j = 0; j < drafts.size(); ++j) {
+    if (best[j].value.saved_s <= 0.0 || drafts[j]->count() > before[j]) continue;
+    tried[j][best[j].candidate] = true;
+    unextended.push_back(drafts[j]);
+    tried_now.push_back(std::move(tried[j]));
+  }
+  drafts = std::move(unextended);
+  tried = std::move(tried_now);
 }
 
 // Adds what a candidate proposes to each of the drafts; they are done where that is nothing.

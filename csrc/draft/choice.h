@@ -26,7 +26,7 @@ class DraftChoice : public Drafter {
   // If no candidate is worth anything at the first place, the first candidate is asked, because it
   // may probe.
   std::vector<Proposal> propose(std::span<const DraftRequest> requests) override;
-  std::vector<double> values(std::span<const DraftRequest> requests) override;
+  std::vector<Value> values(std::span<const DraftRequest> requests) override;
   void observe(const DraftRequest& request, const Proposal& proposal, size_t accepted) override;
   void release(const std::shared_ptr<Sequence>& sequence) override;
   void measure() override;
@@ -34,7 +34,7 @@ class DraftChoice : public Drafter {
  private:
   struct Best {
     size_t candidate = 0;
-    double value = 0.0;
+    Value value{};
   };
   // The part of a sequence's last proposal that one candidate made.
   struct Part {
@@ -42,7 +42,11 @@ class DraftChoice : public Drafter {
     DraftRequest request;
     Proposal proposal;
   };
-  std::vector<Best> choose(std::span<const DraftRequest> requests);
+  using Tried = std::vector<bool>;  // by candidate: it was asked in this round, and made nothing
+  std::vector<Best> choose(std::span<const DraftRequest> requests,
+                           std::span<const Tried> tried = {});
+  double saved_by_groups(std::span<const DraftRequest> requests, std::span<const Best> best);
+  void extend_once(std::vector<Draft*>& drafts, std::vector<Tried>& tried);
   void extend(std::span<Draft* const> drafts, size_t candidate);
 
   std::vector<Candidate> candidates_;

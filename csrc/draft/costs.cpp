@@ -15,11 +15,6 @@ constexpr double kThousand = 1000.0;
 
 }  // namespace
 
-void RunningMean::add(double sample) {
-  const double before = value_.value_or(sample);
-  value_ = before + kRecent * (sample - before);
-}
-
 void RowCosts::begin(const MeasuredCosts& measured) {
   measured_.clear();
   for (const auto& [rows, seconds] : measured) {
@@ -98,12 +93,22 @@ void ReadingCosts::add(double rows, double positions, double seconds) {
   position_s_ = std::max(position_s_ + step * positions, 0.0);
 }
 
+double ReadingCosts::seconds(double rows, double position) const {
+  return rows * (row_s_ + position_s_ * (position + rows / 2.0) / kThousand);
+}
+
 std::optional<double> ReadingCosts::rows_within(double seconds, double position) const {
   // n rows take n * first_s + n * n * growth_s: the later ones have the earlier before them.
   const double first_s = row_s_ + position_s_ * position / kThousand;
   const double growth_s = position_s_ / kThousand / 2.0;
   if (first_s <= 0.0) return std::nullopt;
   return 2.0 * seconds / (first_s + std::sqrt(first_s * first_s + 4.0 * growth_s * seconds));
+}
+
+bool ProbeBudget::allows(double seconds) {
+  if (seconds <= saved_) return true;
+  most_ = std::max(most_, seconds);
+  return false;
 }
 
 void TokenRate::add(double tokens, double seconds) {

@@ -14,16 +14,6 @@
 
 namespace specqd {
 
-// A running mean of recent samples; each new one counts for a tenth.
-class RunningMean {
- public:
-  void add(double sample);
-  std::optional<double> value() const { return value_; }
-
- private:
-  std::optional<double> value_;
-};
-
 using MeasuredCosts = std::map<int64_t, double>;  // seconds by number of rows
 
 // Seconds of a forward by its number of rows: a measured curve, whose first row and whose further
@@ -70,6 +60,8 @@ class ReadingCosts {
   void begin(const MeasuredCosts& measured);
   // Learns from a forward of `rows` rows with `positions` positions before them, summed over rows.
   void add(double rows, double positions, double seconds);
+  // Estimated; 0 if nothing is known.
+  double seconds(double rows, double position) const;
   // Rows from `position` on that take at most so many seconds; none if nothing is known.
   std::optional<double> rows_within(double seconds, double position) const;
 
@@ -102,7 +94,8 @@ class ProbeBudget {
   void begin(double seconds) { most_ = saved_ = seconds; }
   void pass(double seconds) { refund(share_ * seconds); }  // so much time went by
   bool is_open() const { return saved_ > 0.0; }
-  double saved() const { return saved_; }
+  // Whether a probe may first cost so much. If not, as much may be saved for it.
+  bool allows(double seconds);
   void charge(double seconds) { saved_ -= seconds; }
   void refund(double seconds) { saved_ = std::min(saved_ + seconds, most_); }
 

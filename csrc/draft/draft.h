@@ -19,7 +19,7 @@ struct Draft {
   int64_t longest;
   Proposal proposal;
   double confidence;  // in the last token
-  int64_t lag = 0;    // rows of accepted tokens, after the prompt, that the next round must read
+  int64_t lag = 0;    // unread tokens before the last one, which the next round must read
   bool is_done = false;
 
   int64_t count() const { return std::ssize(proposal.tokens); }

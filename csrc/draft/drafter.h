@@ -62,14 +62,20 @@ struct Proposal {
   void cut(size_t length);  // keeps the first `length` tokens
 };
 
+// What a drafter's next proposal is expected to be worth to the verifier.
+struct Value {
+  double saved_s = 0.0;  // seconds, net of all costs; 0 if it proposes nothing. Finite.
+  double tokens = 0.0;   // accepted ones
+};
+
 class Drafter {
  public:
   virtual ~Drafter() = default;
 
   // One proposal for each request, of at most `at_most` tokens; it may be empty.
   virtual std::vector<Proposal> propose(std::span<const DraftRequest> requests) = 0;
-  // Seconds that `propose` is expected to save each request, net of all costs. Finite.
-  virtual std::vector<double> values(std::span<const DraftRequest> requests) = 0;
+  // What `propose` is expected to be worth to each request.
+  virtual std::vector<Value> values(std::span<const DraftRequest> requests) = 0;
   // Learns that verification accepted the first `accepted` tokens of its proposal.
   virtual void observe(const DraftRequest& request, const Proposal& proposal, size_t accepted) = 0;
   // Forgets a sequence that has ended.
@@ -86,8 +92,8 @@ class NoDraft : public Drafter {
   std::vector<Proposal> propose(std::span<const DraftRequest> requests) override {
     return std::vector<Proposal>(requests.size());
   }
-  std::vector<double> values(std::span<const DraftRequest> requests) override {
-    return std::vector<double>(requests.size(), 0.0);
+  std::vector<Value> values(std::span<const DraftRequest> requests) override {
+    return std::vector<Value>(requests.size());
   }
   void observe(const DraftRequest&, const Proposal&, size_t) override {}
   void release(const std::shared_ptr<Sequence>&) override {}

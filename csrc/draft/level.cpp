@@ -16,6 +16,8 @@ constexpr double kMeasuringSeconds = 0.3;  // after which no further one is begu
 constexpr double kReadingSeconds = 0.25;
 // Tokens of a part: fewer would read the weights too often; the first part of an unmeasured level.
 constexpr int64_t kLeastTokens = 16, kFirstTokens = 64;
+constexpr double kRecent = 0.1;          // weight of the newest text in the usual length
+constexpr int64_t kComparedTokens = 10;  // the most by which a choice compares its drafters
 
 }  // namespace
 
@@ -38,12 +40,16 @@ Level::Level(LevelModel& model, Drafter& drafter, std::optional<int64_t> length,
       policy_(costs_) {}
 
 void Level::release(const std::shared_ptr<Sequence>& sequence) {
+  const auto made = static_cast<double>(std::ssize(sequence->tokens) - sequence->prompt_length);
+  usual_tokens_ += kRecent * (made - usual_tokens_);
   known_.erase(sequence->key);
   drafter_->release(sequence);
   model_.release(sequence);
 }
 
 void Level::measure() {
+  if (is_measured_) return;  // as it stands in another place too
+  is_measured_ = true;
   const std::array<int32_t, 1> start{0};
   const auto sequence = std::make_shared<Sequence>(start, std::make_shared<Sampler>(), 1);
   const auto context = model_.context(sequence);
@@ -97,7 +103,7 @@ std::vector<Proposal> Level::propose(std::span<const DraftRequest> requests) {
   }
   return propose_in_rounds(std::move(drafts), [this](std::span<Draft* const> all) {
     const std::vector<Draft*> going =
-        length_ ? std::vector(all.begin(), all.end()) : policy_.select(all);
+        length_ ? std::vector(all.begin(), all.end()) : policy_.select(priced(all));
     if (going.empty()) return;
     try {
       extend(going);
@@ -107,15 +113,63 @@ std::vector<Proposal> Level::propose(std::span<const DraftRequest> requests) {
   });
 }
 
-std::vector<double> Level::values(std::span<const DraftRequest> requests) {
-  std::vector<double> values;
+std::vector<Value> Level::values(std::span<const DraftRequest> requests) {
+  std::vector<Draft> drafts;
+  drafts.reserve(requests.size());
+  std::vector<Draft*> all;
+  for (const DraftRequest& request : requests) {
+    drafts.emplace_back(request, longest(request));
+    drafts.back().lag = lag(*request.sequence, *model_.context(request.sequence));
+    all.push_back(&drafts.back());
+  }
+  std::vector<Value> values;
   values.reserve(requests.size());
-  for (const DraftRequest& request : requests)
-    values.push_back(
-        request.token_value_s == kAlwaysDraft
-            ? 0.0
-            : policy_.value_of_rest(Draft(request, longest(request)), requests.size()));
+  for (const Priced& each : priced(all))
+    values.push_back(each.draft->request.token_value_s == kAlwaysDraft
+                         ? Value{}
+                         : policy_.value_of_rest(each, kComparedTokens));
   return values;
+}
+
+// A level whose drafter saves it s seconds by t tokens makes 1 + t in the time of a forward and t
+// tokens, less s.
+std::vector<Priced> Level::priced(std::span<Draft* const> drafts) {
+  const size_t count = drafts.size();
+  const double forward_s = policy_.forward_share(count);
+  const double own_s = std::min(seconds_per_token(count), forward_s);
+  std::vector<Value> saved(count);
+  if (!drafter_->is_silent()) {
+    std::vector<DraftRequest> requests;
+    requests.reserve(count);
+    for (const DraftRequest& rest : rests_of(drafts)) {
+      requests.push_back(below(rest, count));
+      requests.back().token_value_s = std::min(own_s, rest.token_value_s);
+    }
+    saved = drafter_->values(requests);
+    for (size_t i = 0; i < count; ++i)
+      saved[i].saved_s = requests[i].token_value_s * saved[i].tokens - saved[i].saved_s;
+  }
+  std::vector<Priced> priced;
+  priced.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
+    const Sequence& sequence = *drafts[i]->request.sequence;
+    const auto lag = static_cast<double>(drafts[i]->lag);
+    const auto made = static_cast<double>(std::ssize(sequence.tokens) - sequence.prompt_length);
+    const double left = std::max(usual_tokens_ - made, made);
+    priced.push_back({drafts[i], (forward_s + saved[i].saved_s) / (1.0 + saved[i].tokens),
+                      catch_up_seconds(drafts[i]->lag, sequence, count),
+                      std::max(std::min(lag, left), 1.0)});
+  }
+  return priced;
+}
+
+double Level::catch_up_seconds(int64_t lag, const Sequence& sequence, size_t count) {
+  if (lag <= 0) return 0.0;
+  const auto rows = static_cast<double>(lag), usual = static_cast<double>(count);
+  if (lag > kLongestProposal)
+    return reading_costs_.seconds(rows, static_cast<double>(std::ssize(sequence.tokens)) - rows);
+  const RowCosts& costs = *costs_.of(count);
+  return costs.seconds(usual + rows) - costs.seconds(usual);
 }
 
 int64_t Level::longest(const DraftRequest& request) {
@@ -135,11 +189,9 @@ int64_t Level::start_of(const Sequence& sequence, Context& context) const {
       model_.resumable(context, std::min(held, sequence.tokens.size() - 1)));
 }
 
-// Rows after the prompt that a forward reads before that of the last token. A prompt does not
-// count: it is read once in any case.
 int64_t Level::lag(const Sequence& sequence, Context& context) const {
-  const int64_t start = start_of(sequence, context);
-  return start < sequence.prompt_length - 1 ? 0 : std::ssize(sequence.tokens) - 1 - start;
+  return context.follows_exact() ? 0
+                                 : std::ssize(sequence.tokens) - 1 - start_of(sequence, context);
 }
 
 bool Level::knows(const Sequence& sequence) {
@@ -166,25 +218,20 @@ void Level::limit_reading(std::span<DraftRequest> requests) {
 // A round: extends each draft by the tokens that this level makes in one forward.
 void Level::extend(std::span<Draft* const> drafts) {
   const double begun = clock_();
-  const int64_t rows_before = stats.rows;
-  const bool lags = std::ranges::any_of(drafts, [](const Draft* draft) { return draft->lag > 0; });
   size_t made = 0;
   std::vector<DraftRequest> requests = rests_of(drafts);
   limit_reading(requests);
   std::vector<Proposal> steps = advance(requests);
   for (size_t i = 0; i < drafts.size(); ++i) {
     made += steps[i].tokens.size();
-    drafts[i]->lag = 0;
+    drafts[i]->lag =
+        steps[i].is_empty() ? lag(*requests[i].sequence, *model_.context(requests[i].sequence)) : 0;
     steps[i].reached = 1.0;
     for (const double stated : steps[i].confidences)
       steps[i].reached *= policy_.acceptance.own.probability(stated);
     drafts[i]->add(std::move(steps[i]));
   }
-  const int64_t rows = stats.rows - rows_before;
-  const double took = clock_() - begun;
-  const bool is_usual = made > 0 && rows <= std::ssize(drafts) * (kLongestProposal + 1);
-  if (is_usual || lags) policy_.charge(drafts, took);
-  if (is_usual) policy_.learn(drafts.size(), made, took);  // else it caught up, or read a prompt
+  policy_.charge(drafts, made, clock_() - begun);
 }
 
 void Level::observe(const DraftRequest& request, const Proposal& proposal, size_t accepted) {
@@ -305,23 +352,29 @@ double Level::seconds_per_token(size_t count) {
 std::vector<DraftRequest> Level::draft_requests(std::span<const DraftRequest> requests,
                                                 std::span<const Reading> readings) {
   const size_t count = requests.size();
-  const std::shared_ptr<RowCosts>& costs = costs_.of(count);
   const double token_value_s = seconds_per_token(count);
-  const auto sharing = static_cast<int64_t>(count);
-  std::vector<DraftRequest> draft_requests(requests.begin(), requests.end());
+  std::vector<DraftRequest> draft_requests;
+  draft_requests.reserve(count);
   for (size_t i = 0; i < count; ++i) {
-    DraftRequest& request = draft_requests[i];
     const int64_t start = readings[i].start;
     const bool has_prompt =
-        readings[i].is_last && start > 0 && start >= request.sequence->prompt_length - 1;
-    request.at_most = has_prompt ? std::min(request.at_most, model_.max_rows() / sharing) - 1 : 0;
+        readings[i].is_last && start > 0 && start >= requests[i].sequence->prompt_length - 1;
+    draft_requests.push_back(below(requests[i], count));
+    DraftRequest& request = draft_requests.back();
+    if (!has_prompt) request.at_most = 0;
     request.token_value_s = std::min(token_value_s, request.token_value_s);
-    request.costs = costs;
-    request.rows = request.sharing = sharing;
-    request.reads = kAllTokens;
-    request.scores = 0;
   }
   return draft_requests;
+}
+
+DraftRequest Level::below(DraftRequest request, size_t count) {
+  const auto sharing = static_cast<int64_t>(count);
+  request.at_most = std::min(request.at_most, model_.max_rows() / sharing) - 1;
+  request.costs = costs_.of(count);
+  request.rows = request.sharing = sharing;
+  request.reads = kAllTokens;
+  request.scores = 0;
+  return request;
 }
 
 // Cuts a proposal before the first token that this model does not have: vocabularies of one

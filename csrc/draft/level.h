@@ -66,7 +66,7 @@ class Level : public Drafter {
   // Drafts: continues each sequence by the tokens that this level would sample itself, as far as
   // each round pays.
   std::vector<Proposal> propose(std::span<const DraftRequest> requests) override;
-  std::vector<double> values(std::span<const DraftRequest> requests) override;
+  std::vector<Value> values(std::span<const DraftRequest> requests) override;
   void observe(const DraftRequest& request, const Proposal& proposal, size_t accepted) override;
   void release(const std::shared_ptr<Sequence>& sequence) override;
   // Measures forwards, here and below, so that the first request is drafted well.
@@ -84,9 +84,13 @@ class Level : public Drafter {
   double forward_seconds(const std::shared_ptr<Context>& context, int64_t rows);
 
   int64_t longest(const DraftRequest& request);
+  // What the next token of each draft takes in a round of all of them.
+  std::vector<Priced> priced(std::span<Draft* const> drafts);
   // The first token that a forward of the sequence reads: the last one, or one before it.
   int64_t start_of(const Sequence& sequence, Context& context) const;
+  // Tokens before the last one that this level, as a drafter, must read first.
   int64_t lag(const Sequence& sequence, Context& context) const;
+  double catch_up_seconds(int64_t lag, const Sequence& sequence, size_t count);
   // Whether the model has all tokens of the sequence: vocabularies of one tokenizer may be padded
   // to different sizes, and a model may use the padding.
   bool knows(const Sequence& sequence);
@@ -96,6 +100,8 @@ class Level : public Drafter {
   std::vector<Reading> readings_of(std::span<const DraftRequest> requests);
   std::vector<DraftRequest> draft_requests(std::span<const DraftRequest> requests,
                                            std::span<const Reading> readings);
+  // The request to the drafter, in a batch of `count`.
+  DraftRequest below(DraftRequest request, size_t count);
   void keep_known(Proposal& proposal) const;
   std::vector<Rows> rows_of(std::span<const DraftRequest> requests,
                             std::span<const Reading> readings,
@@ -113,8 +119,10 @@ class Level : public Drafter {
   Clock clock_;
   BatchCosts costs_;            // of this level's forwards, and of sampling from their logits
   ReadingCosts reading_costs_;  // of those that read prompts
-  std::map<size_t, TokenRate> rates_;          // by the size of the batch
-  DraftPolicy policy_;                         // of rounds as a drafter
+  std::map<size_t, TokenRate> rates_;  // by the size of the batch
+  DraftPolicy policy_;                 // of rounds as a drafter
+  double usual_tokens_ = 256.0;        // of texts that ended, without their prompts
+  bool is_measured_ = false;
   std::unordered_map<int64_t, size_t> known_;  // by sequence: its first tokens that the model has
 };
 

@@ -17,8 +17,8 @@ std::vector<Proposal> NgramDrafter::propose(std::span<const DraftRequest> reques
   return proposals;
 }
 
-std::vector<double> NgramDrafter::values(std::span<const DraftRequest> requests) {
-  std::vector<double> values;
+std::vector<Value> NgramDrafter::values(std::span<const DraftRequest> requests) {
+  std::vector<Value> values;
   values.reserve(requests.size());
   for (const DraftRequest& request : requests) values.push_back(weigh(request).value);
   return values;
@@ -40,18 +40,18 @@ NgramDrafter::Weighed NgramDrafter::weigh(const DraftRequest& request) {
   Proposal& proposal = found.proposal;
   const bool takes_all = length_ || request.token_value_s == kAlwaysDraft;
   const double plain_s = request.verification_seconds(0.0);
-  double tokens = static_cast<double>(request.rows) / static_cast<double>(request.sharing);
-  double reached = 1.0, saved = 0.0;
+  const double before = static_cast<double>(request.rows) / static_cast<double>(request.sharing);
+  double reached = 1.0, accepted = 0.0, saved = 0.0;
   size_t best = 0;
   for (size_t count = 1; count <= proposal.tokens.size(); ++count) {
     reached *= calibration_.probability(proposal.confidences[count - 1]);
-    tokens += reached;
+    accepted += reached;
     const double round_s = request.verification_seconds(static_cast<double>(count));
-    const double per_token_s = round_s > 0.0 ? round_s / tokens : kAlwaysDraft;
+    const double per_token_s = round_s > 0.0 ? round_s / (before + accepted) : kAlwaysDraft;
     saved += reached * std::min(request.token_value_s, per_token_s);
     const double net = saved - (round_s - plain_s);
-    if (!takes_all && net <= found.value) continue;
-    found.value = takes_all ? 0.0 : net;
+    if (!takes_all && net <= found.value.saved_s) continue;
+    found.value = {takes_all ? 0.0 : net, accepted};
     proposal.reached = reached;
     best = count;
   }

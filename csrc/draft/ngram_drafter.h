@@ -26,7 +26,7 @@ class NgramDrafter : public Drafter {
   std::optional<int64_t> length() const { return length_; }
 
   std::vector<Proposal> propose(std::span<const DraftRequest> requests) override;
-  std::vector<double> values(std::span<const DraftRequest> requests) override;
+  std::vector<Value> values(std::span<const DraftRequest> requests) override;
   void observe(const DraftRequest& request, const Proposal& proposal, size_t accepted) override;
   void release(const std::shared_ptr<Sequence>& sequence) override;
 
@@ -39,7 +39,7 @@ class NgramDrafter : public Drafter {
   };
   struct Weighed {
     Proposal proposal{};
-    double value = 0.0;  // seconds that it saves, net of its rows
+    Value value{};
   };
 
   // Looks the sequence up, and cuts what follows to the number of tokens that saves most.
@@ -51,7 +51,8 @@ class NgramDrafter : public Drafter {
   std::optional<int64_t> length_;
   std::unordered_map<int64_t, Indexed> indexed_;  // by key
   // Bins of high confidence are narrow, because long proposals depend on them.
-  Calibration calibration_{0.0, {0.5, 0.75, 0.88, 0.94, 0.97, 0.985, 0.992}};
+  // Rejected uncertain tokens say little about certain ones.
+  Calibration calibration_{0.0, {0.5, 0.75, 0.88, 0.94, 0.97, 0.985, 0.992}, false};
 };
 
 }  // namespace specqd

@@ -1,14 +1,13 @@
 #include "draft/policy.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 
 namespace specqd {
 namespace {
 
-// The first row of a verification may cost more than the next: then a round pays only with another.
-constexpr int kRoundsAhead = 2;
+// The first row of a verification may cost more than the next: then a token pays only with others.
+constexpr int64_t kTokensAhead = 2;
 
 }  // namespace
 
@@ -19,80 +18,76 @@ void DraftPolicy::pass(std::span<const DraftRequest> requests) {
       probes_.pass(request.token_value_s / static_cast<double>(request.sharing));
 }
 
-void DraftPolicy::learn(size_t sequences, size_t tokens, double seconds) {
-  rounds_[std::bit_width(sequences)].add(seconds);
-  made_.add(static_cast<double>(tokens) / static_cast<double>(sequences));
-}
-
 // Charges a round's seconds, and those that its tokens add to verification, if it was a probe.
-void DraftPolicy::charge(std::span<Draft* const> drafts, double seconds) {
+void DraftPolicy::charge(std::span<Draft* const> drafts, size_t tokens, double seconds) {
+  const double each = static_cast<double>(tokens) / static_cast<double>(drafts.size());
   bool is_probe = false;
   for (const Draft* draft : drafts) {
     if (draft->proposal.probe_from == Proposal::kNever) continue;
     is_probe = true;
-    seconds += draft->request.added_seconds(static_cast<double>(draft->count())) -
-               draft->request.added_seconds(static_cast<double>(draft->count()) - made());
+    const auto count = static_cast<double>(draft->count());
+    seconds += draft->request.added_seconds(count) - draft->request.added_seconds(count - each);
   }
   if (is_probe) probes_.charge(seconds);
 }
 
-std::vector<Draft*> DraftPolicy::select(std::span<Draft* const> drafts) {
+std::vector<Draft*> DraftPolicy::select(std::span<const Priced> drafts) {
   std::vector<Draft*> going;
-  const double share = round_share(drafts.size());
-  double value = 0.0;  // without the cost of the next round, which is that of fewer drafts
-  for (Draft* draft : drafts) {
-    if (draft->request.token_value_s == kAlwaysDraft) return {drafts.begin(), drafts.end()};
-    const double saved = value_of_rest(*draft, drafts.size());
+  double value = 0.0;  // at the forward's share in a round of all
+  for (const Priced& each : drafts) {
+    if (each.draft->request.token_value_s == kAlwaysDraft) {
+      going.clear();
+      for (const Priced& all : drafts) going.push_back(all.draft);
+      return going;
+    }
+    const double saved = value_of_rest(each, kTokensAhead).saved_s;
     if (saved <= 0.0) continue;
-    going.push_back(draft);
-    value += saved + share;
+    going.push_back(each.draft);
+    value += saved;
   }
   const auto count = static_cast<double>(going.size());
-  if (!going.empty() && value > count * round_share(going.size())) return going;
+  const auto dearer = [&] { return forward_share(going.size()) - forward_share(drafts.size()); };
+  if (!going.empty() && value > count * dearer()) return going;
   return probes_among(drafts);
 }
 
 // The drafts for which the budget pays what they must make up for.
-std::vector<Draft*> DraftPolicy::probes_among(std::span<Draft* const> drafts) {
+std::vector<Draft*> DraftPolicy::probes_among(std::span<const Priced> drafts) {
   std::vector<Draft*> probes;
   if (!probes_.is_open()) return probes;
-  const RowCosts& costs = *costs_.of(drafts.size());
-  const auto usual = static_cast<double>(drafts.size());
-  double lag = 0.0;
-  for (Draft* draft : drafts) {
-    const double all = lag + static_cast<double>(draft->lag);
-    if (costs.seconds(usual + all) - costs.seconds(usual) > probes_.saved()) continue;
-    lag = all;
-    draft->proposal.probe_from = std::min(draft->proposal.probe_from, draft->count());
-    probes.push_back(draft);
+  double catch_up_s = 0.0;
+  for (const Priced& each : drafts) {
+    if (!probes_.allows(catch_up_s + each.catch_up_s)) continue;
+    catch_up_s += each.catch_up_s;
+    each.draft->proposal.probe_from =
+        std::min(each.draft->proposal.probe_from, each.draft->count());
+    probes.push_back(each.draft);
   }
   return probes;
 }
 
-double DraftPolicy::value_of_rest(const Draft& draft, size_t count) const {
+Value DraftPolicy::value_of_rest(const Priced& priced, int64_t ahead) const {
+  const Draft& draft = *priced.draft;
   const DraftRequest& request = draft.request;
   const double follows = acceptance.next.probability(draft.confidence);
-  double reached = draft.proposal.reached, saved = 0.0, best = 0.0;
-  int64_t at = draft.count();
-  for (int round = 0; round < kRoundsAhead && at < draft.longest; ++round) {
-    const double tokens = std::min(made(), static_cast<double>(draft.longest - at));
-    const double all = std::pow(follows, tokens);
-    const double accepted = follows < 1.0 ? follows * (1.0 - all) / (1.0 - follows) : tokens;
+  const double token_s = priced.token_s + priced.catch_up_s / priced.catch_up_by;
+  const int64_t start = draft.count(), end = std::min(draft.longest, start + ahead);
+  double reached = draft.proposal.reached, saved = 0.0, tokens = 0.0;
+  Value best;
+  for (int64_t at = start; at < end; ++at) {
+    reached *= follows;
     const auto before = static_cast<double>(at);
-    saved += reached * request.token_value_s * accepted - round_share(count) -
-             (request.added_seconds(before + tokens) - request.added_seconds(before));
-    best = std::max(best, saved);
-    reached *= all;
-    at += std::lround(tokens);
+    tokens += reached;
+    saved += reached * request.token_value_s - token_s -
+             (request.added_seconds(before + 1.0) - request.added_seconds(before));
+    if (saved > best.saved_s) best = {saved, tokens};
   }
   return best;
 }
 
-double DraftPolicy::round_share(size_t count) const {
+double DraftPolicy::forward_share(size_t count) const {
   const auto sequences = static_cast<double>(count);
-  const auto known = rounds_.find(std::bit_width(count));
-  return (known != rounds_.end() ? *known->second.value() : costs_.of(count)->seconds(sequences)) /
-         sequences;
+  return costs_.of(count)->seconds(sequences) / sequences;
 }
 
 }  // namespace specqd

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <span>
 #include <vector>
 
@@ -14,6 +13,14 @@
 #include "draft/draft.h"
 
 namespace specqd {
+
+// A draft with what its next token is expected to take in a round of all drafts.
+struct Priced {
+  Draft* draft;
+  double token_s;      // seconds of the level for each of its tokens
+  double catch_up_s;   // seconds to read the draft's lag first
+  double catch_up_by;  // tokens that these are spread over
+};
 
 // Decides round by round which drafts go on.
 class DraftPolicy {
@@ -27,28 +34,24 @@ class DraftPolicy {
   void begin() { probes_.begin(costs_.of(1)->seconds(1.0)); }
   // A round of the verifier went by: a share of its time may go into probes.
   void pass(std::span<const DraftRequest> requests);
-  // Learns what a usual round for so many sequences makes and takes.
-  void learn(size_t sequences, size_t tokens, double seconds);
-  // Charges a round to the budget for probes, if it was one.
-  void charge(std::span<Draft* const> drafts, double seconds);
+  // Charges a round that made so many tokens to the budget for probes, if it was one.
+  void charge(std::span<Draft* const> drafts, size_t tokens, double seconds);
   // Pays back the seconds that accepted tokens of a probe saved.
   void refund(double seconds) { probes_.refund(seconds); }
 
   // Returns the drafts for which another round pays: those with a positive value, if together they
   // save more than the round costs. Otherwise those that the budget allows as a probe, or none.
-  std::vector<Draft*> select(std::span<Draft* const> drafts);
-  // Seconds that the next rounds save for a draft in a batch of `count`, net of their time and of
-  // their rows' cost in verification; 0 where none pays.
-  double value_of_rest(const Draft& draft, size_t count) const;
+  std::vector<Draft*> select(std::span<const Priced> drafts);
+  // What the next tokens are worth to a draft, net of their time and of their rows' cost in
+  // verification.
+  Value value_of_rest(const Priced& priced, int64_t ahead) const;
+  // Seconds of a forward of one row for each of `count` sequences, divided among them.
+  double forward_share(size_t count) const;
 
  private:
-  double round_share(size_t count) const;  // seconds of a round, for each sequence
-  std::vector<Draft*> probes_among(std::span<Draft* const> drafts);
-  double made() const { return made_.value().value_or(1.0); }
+  std::vector<Draft*> probes_among(std::span<const Priced> drafts);
 
   BatchCosts& costs_;
-  RunningMean made_;                   // tokens of a round, for each sequence
-  std::map<int, RunningMean> rounds_;  // seconds of a round, by the size of the batch
   ProbeBudget probes_;
 };
 

@@ -64,7 +64,7 @@ class Whimsical:
             proposals.append(Proposal(proposal.tokens[:kept], proposal.confidences[:kept]))
         return proposals
 
-    def values(self, requests: SequenceOf[DraftRequest]) -> list[float]:
+    def values(self, requests: SequenceOf[DraftRequest]) -> list[tuple[float, float]]:
         return self._drafter.values(requests)
 
     def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:

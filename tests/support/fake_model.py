@@ -44,8 +44,8 @@ class FakeDrafter:
     def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
         pass
 
-    def values(self, requests: SequenceOf[DraftRequest]) -> list[float]:
-        return [0.0] * len(requests)
+    def values(self, requests: SequenceOf[DraftRequest]) -> list[tuple[float, float]]:
+        return [(0.0, 0.0)] * len(requests)
 
     def release(self, sequence: Sequence) -> None:
         pass

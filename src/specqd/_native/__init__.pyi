@@ -736,9 +736,10 @@ class Drafter:
     def propose(self, requests: _Sequence[DraftRequest]) -> list[Proposal]:
         """Returns one proposal for each request, of at most `at_most` tokens."""
 
-    def values(self, requests: _Sequence[DraftRequest]) -> list[float]:
+    def values(self, requests: _Sequence[DraftRequest]) -> list[tuple[float, float]]:
         """
-        Returns the seconds that `propose` is expected to save each request, net of all costs.
+        Returns for each request the seconds that `propose` is expected to save, net of all
+        costs, and the tokens of it that are expected to be accepted.
         """
 
     def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:

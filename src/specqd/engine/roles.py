@@ -25,9 +25,9 @@ class Drafter(Protocol):
         """Learns that verification accepted the first `accepted` tokens of its proposal."""
         ...
 
-    def values(self, requests: SequenceOf[DraftRequest]) -> list[float]:
-        """Seconds that `propose` is expected to save for each request, net of all costs. Only a
-        choice between drafters calls this."""
+    def values(self, requests: SequenceOf[DraftRequest]) -> list[tuple[float, float]]:
+        """For each request: the seconds that `propose` is expected to save, net of all costs, and
+        the tokens of it that are expected to be accepted."""
         ...
 
     def release(self, sequence: Sequence) -> None:

@@ -171,6 +171,8 @@ class Drafts:
         self._models: dict[tuple[Path, Precision], Model] = {}
         # By directory, format and the decoder of the level above.
         self._heads: dict[tuple[Path, DraftFormat, _native.Decoder], _native.Decoder] = {}
+        # Drafters with nothing below them, of the chain that is being made.
+        self._leaves: dict[tuple[_native.Decoder, str], Drafter] = {}
 
     def check(self, specs: Sequence[DraftSpec]) -> None:
         """Finds the files of all levels, and refuses a chain that cannot draft or does not fit into
@@ -254,7 +256,10 @@ class Drafts:
         """The target's level, above the levels of a checked chain. Packs what is not loaded yet."""
         self._models[self._target] = target
         target.decoder.partial_head.keep(sorted(self._tokenizer.special_ids))
-        return Level(target, self._below(target, specs, progress))
+        try:
+            return Level(target, self._below(target, specs, progress))
+        finally:
+            self._leaves.clear()
 
     def _below(
         self, above: Model, specs: Sequence[DraftSpec], progress: Progress | None
@@ -269,6 +274,19 @@ class Drafts:
         return DraftChoice(drafters) if others else drafters[0]
 
     def _drafter(
+        self, above: Model, spec: DraftSpec, inner: Sequence[DraftSpec], progress: Progress | None
+    ) -> Drafter:
+        """One that stands in several places of a model, with nothing below it, is made once: what
+        it learns in one place serves the others."""
+        key = above.decoder, spec.word
+        if not inner and key in self._leaves:
+            return self._leaves[key]
+        drafter = self._new_drafter(above, spec, inner, progress)
+        if not inner:
+            self._leaves[key] = drafter
+        return drafter
+
+    def _new_drafter(
         self, above: Model, spec: DraftSpec, inner: Sequence[DraftSpec], progress: Progress | None
     ) -> Drafter:
         if spec.kind == "ngram":
