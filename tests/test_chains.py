@@ -13,7 +13,7 @@ from specqd.cli import main
 from specqd.engine.reports import chain_of
 from specqd.errors import HubError, RequestError, SpecqdError, TokenizerError
 from specqd.formats.fp4 import DraftFormat
-from specqd.llm.chains import DraftSpec, parse_chain
+from specqd.llm.draft_words import DraftSpec, parse_chain
 from specqd.model.model import Model, Precision
 from support.random_models import Shape, change_model, make_model, swap_tokens
 from support.refusals import refused

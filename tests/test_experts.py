@@ -11,7 +11,7 @@ import pytest
 from specqd._native import testing
 from specqd.errors import ConfigError, RequestError, SpecqdWarning, TensorError
 from specqd.llm import LLM
-from specqd.llm.chains import parse_chain
+from specqd.llm.draft_words import parse_chain
 from specqd.model.model import Machine, Model
 from specqd.model.weights import bytes_to_pack
 from support import reference

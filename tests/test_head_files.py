@@ -15,7 +15,7 @@ from specqd import LLM, SamplingParams
 from specqd.config import read_config
 from specqd.errors import ConfigError, HubError, RequestError, SpecqdError, TensorError
 from specqd.formats.fp4 import DraftFormat
-from specqd.llm.chains import DraftSpec, parse_chain
+from specqd.llm.draft_words import DraftSpec, parse_chain
 from specqd.model.heads import HeadFiles
 from specqd.model.model import Precision
 from support.random_heads import HeadShape, make_head, read_tensors

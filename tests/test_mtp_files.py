@@ -13,7 +13,7 @@ import pytest
 from specqd import LLM, SamplingParams
 from specqd.errors import ConfigError, RequestError, SpecqdWarning, TensorError
 from specqd.formats.fp4 import DraftFormat
-from specqd.llm.chains import DraftSpec, parse_chain
+from specqd.llm.draft_words import DraftSpec, parse_chain
 from specqd.model.model import Machine, Model, Precision
 from support.command_line import Run
 from support.families import FAMILY_SHAPES

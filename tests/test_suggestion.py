@@ -22,7 +22,7 @@ from specqd.bench.suggestion import (
 from specqd.cli import main
 from specqd.cli.suggest import command_for
 from specqd.errors import HubError, RequestError
-from specqd.llm.chains import parse_chain
+from specqd.llm.draft_words import parse_chain
 from support.families import FAMILY_SHAPES
 from support.random_models import Shape, make_model, swap_tokens
 

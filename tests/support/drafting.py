@@ -6,7 +6,8 @@ from collections.abc import Sequence as SequenceOf
 
 from specqd._native import DraftRequest, Level, Proposal, Sequence
 from specqd.engine.roles import Drafter
-from specqd.llm.chains import Drafts, parse_chain
+from specqd.llm.chains import Drafts
+from specqd.llm.draft_words import parse_chain
 from specqd.model.model import Model, Precision
 from specqd.text.tokenizer import Tokenizer
 from support.subjects import CORPUS, Subject

@@ -1,9 +1,9 @@
-"""The words of `draft` -> a chain of levels. Knows models, tokenizers and levels; no requests."""
+"""The drafters that the words of `draft` name -> a chain of levels. Knows models, tokenizers and
+levels; no requests."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from specqd import _native
 from specqd._native import DraftChoice, Level, NgramDrafter, NoDraft
@@ -12,6 +12,7 @@ from specqd.engine.roles import Drafter
 from specqd.errors import HubError, RequestError, TokenizerError
 from specqd.formats.fp4 import DraftFormat
 from specqd.hub import model_name, real_path, resolve
+from specqd.llm.draft_words import KNOWN, DraftSpec, members_of, refused
 from specqd.model.heads import Head, HeadFiles, load_head
 from specqd.model.loader import Progress
 from specqd.model.model import Model, Precision
@@ -19,140 +20,6 @@ from specqd.model.mtp import MtpFiles, load_mtp
 from specqd.model.weights import Overall, bytes_to_pack, require_memory
 from specqd.text.text_file import json_lines, read_text_file
 from specqd.text.tokenizer import Tokenizer
-
-_LONGEST = 64
-_KNOWN = (
-    "auto, none, fp4[:k=N], mxfp4[:k=N], MODEL[:bf16|:fp4|:mxfp4][:k=N], "
-    "head:DIR[:bf16|:fp4][:k=N], mtp[:bf16|:fp4][:k=N], ngram[:FILE][:k=N], A|B"
-)
-_HEADS_VERIFY = "heads verify no tokens"
-_LAST = {"ngram": "n-grams read no weights", "head": _HEADS_VERIFY, "mtp": _HEADS_VERIFY}
-_FORMATS = {"fp4": DraftFormat.FP4, "mxfp4": DraftFormat.MXFP4}
-
-
-@dataclass(frozen=True, slots=True)
-class DraftSpec:
-    """One level of a chain: what drafts, and how many tokens at a time (None: as many as pay)."""
-
-    word: str  # as it was written
-    # self: the target's own weights; mtp: the MTP layer of the model above
-    kind: Literal["self", "model", "head", "mtp", "ngram"]
-    source: str = ""  # the directory of a model or head, or a file of texts for n-grams
-    precision: Precision = Precision.FP4
-    format: DraftFormat | None = None  # of the 4-bit weights; None: as they are loaded
-    length: int | None = None
-    alternatives: "tuple[DraftSpec, ...]" = ()  # drafters of the same place, after |
-
-    @classmethod
-    def parse(cls, word: str) -> "DraftSpec":
-        """One drafter, or several with `|` between them. Raises RequestError."""
-        first, *others = (cls._parse_one(each) for each in word.split("|"))
-        return replace(first, alternatives=tuple(others))
-
-    @property
-    def members(self) -> "tuple[DraftSpec, ...]":
-        return self, *self.alternatives
-
-    @classmethod
-    def _parse_one(cls, word: str) -> "DraftSpec":
-        """`fp4`, `mxfp4`, `MODEL[:bf16|:fp4|:mxfp4]`, `head:DIR[:bf16|:fp4|:mxfp4]`,
-        `mtp[:bf16|:fp4|:mxfp4]` or `ngram[:FILE]`, each with an optional `:k=N`.
-
-        Names may contain colons: options are taken off the end. Raises RequestError.
-        """
-        name, length = _cut_length(word)
-        kind, colon, rest = name.partition(":")
-        if kind == "ngram":
-            return cls(word, "ngram", rest, length=length)
-        if kind == "mtp":
-            if colon and rest not in ("bf16", *_FORMATS):
-                raise _refused(word, f"{rest!r} is not understood; write mtp[:bf16|:fp4][:k=N]")
-            read = Precision.EXACT if rest == "bf16" else Precision.FP4
-            return cls(word, "mtp", precision=read, format=_FORMATS.get(rest), length=length)
-        if kind in _FORMATS:
-            if colon:
-                raise _refused(word, f"{rest!r} is not understood; write {kind} or {kind}:k=N")
-            return cls(word, "self", format=_FORMATS[kind], length=length)
-        if kind in ("none", "auto", ""):
-            raise _refused(word, f"not a draft; known: {_KNOWN}")
-        is_head = kind == "head" and bool(colon)
-        if is_head and not rest:
-            raise _refused(word, "names no directory; write head:DIR")
-        holder: Literal["model", "head"] = "head" if is_head else "model"
-        source, _, precision = (whole := rest if is_head else name).rpartition(":")
-        if source and precision == "bf16":
-            return cls(word, holder, source, Precision.EXACT, length=length)
-        if source and precision in _FORMATS:
-            return cls(word, holder, source, format=_FORMATS[precision], length=length)
-        return cls(word, holder, whole, length=length)
-
-
-def _cut_length(word: str) -> tuple[str, int | None]:
-    name, _, option = word.rpartition(":")
-    if not name or not option.startswith("k="):
-        return word, None
-    value = option.removeprefix("k=")
-    if not (value.isascii() and value.isdecimal() and 1 <= int(value) <= _LONGEST):
-        known = f"k=N, with N from 1 to {_LONGEST}"
-        raise _refused(word, f"{option!r} is not understood; write {known}")
-    return name, int(value)
-
-
-def _refused(word: str, problem: str) -> RequestError:
-    return RequestError(problem, "draft", word)
-
-
-def parse_chain(
-    drafts: str | Sequence[str] | None,
-    precision: Precision = Precision.EXACT,
-    *,
-    is_mxfp4: bool = False,
-    has_mtp: bool = False,
-) -> tuple[DraftSpec, ...]:
-    """The levels of `auto`, of `none` or None, or of a chain, outermost first.
-
-    precision, is_mxfp4, has_mtp: of the target: the weights that it reads, whether they are MXFP4
-        already, and whether it has an MTP layer.
-
-    Raises RequestError for words that are not understood or cannot draft for this target.
-    """
-    words = [drafts or "none"] if drafts is None or isinstance(drafts, str) else list(drafts)
-    if "none" in words or "auto" in words:
-        if len(words) > 1:
-            raise RequestError("none and auto must be the only word; leave out the others", "draft")
-        has_draft = precision is Precision.EXACT and not is_mxfp4
-        if words == ["auto"]:
-            members = {"fp4": has_draft, "mtp": has_mtp, "ngram": True}
-            auto = DraftSpec.parse("|".join(name for name, has in members.items() if has))
-            return (replace(auto, format=None),)
-        return ()
-    specs = tuple(DraftSpec.parse(word) for word in words)
-    for i, spec in ((i, member) for i, level in enumerate(specs) for member in level.members):
-        if spec.kind == "self" and precision is Precision.FP4:
-            problem = "in the precision fp4 the 4-bit weights are the target; leave this draft out"
-            raise _refused(spec.word, problem)
-        if spec.kind == "self" and is_mxfp4:
-            raise _refused(
-                spec.word,
-                "the weights are already MXFP4, so their fp4 precision would be the model itself; "
-                "draft with ngram or another model",
-            )
-        if spec.kind == "self" and i > 0:
-            raise _refused(
-                spec.word,
-                "the model's own fp4 precision drafts only for the model; name it first and once "
-                "(another model's is MODEL:fp4)",
-            )
-        if spec is specs[i] and spec.kind in _LAST and i + 1 < len(specs):
-            problem = f"{_LAST[spec.kind]}, so nothing can draft for them; name them last and once"
-            raise _refused(spec.word, problem)
-    return specs
-
-
-def draft_format(specs: Sequence[DraftSpec]) -> DraftFormat | None:
-    """The format in which the chain reads the target's own weights; None: not stated."""
-    own = (spec.format for spec in _members(specs) if spec.kind == "self")
-    return next((each for each in own if each is not None), None)
 
 
 class Drafts:
@@ -185,7 +52,7 @@ class Drafts:
             members = [self._check_member(member, specs) for member in spec.members]
             for i, (member, model) in enumerate(zip(spec.members, members, strict=True)):
                 if model is not None and model in above + members[:i]:
-                    raise _refused(
+                    raise refused(
                         member.word,
                         "this model is already in the chain at this precision, in this place or "
                         "above it; name it once",
@@ -235,7 +102,7 @@ class Drafts:
         wanted = [self._target[0]]
         wanted += [
             self._directories[spec.source]
-            for spec in _members(specs)
+            for spec in members_of(specs)
             if spec.kind in ("model", "head")
         ]
         loaded = {directory for directory, _ in self._models}
@@ -330,7 +197,7 @@ class Drafts:
         model = self._loaded(directory, spec, above, progress)
         if spec.format not in (None, model.weights.draft):
             loaded = model.weights.draft.value
-            raise _refused(
+            raise refused(
                 spec.word,
                 f"these weights are loaded as {loaded}; draft with {loaded}, or start again with "
                 "this draft",
@@ -369,15 +236,11 @@ class Drafts:
         return self._models[key]
 
 
-def _members(specs: Sequence[DraftSpec]) -> list[DraftSpec]:
-    return [member for spec in specs for member in spec.members]
-
-
 def _resolve(spec: DraftSpec) -> Path:
     try:
         return real_path(resolve(spec.source))
     except HubError as error:
-        raise HubError(f"{error}; known drafts: {_KNOWN}", "draft", spec.word) from error
+        raise HubError(f"{error}; known drafts: {KNOWN}", "draft", spec.word) from error
 
 
 def _check_vocabulary(spec: DraftSpec, ours: Tokenizer, theirs: Tokenizer) -> None:
@@ -400,7 +263,7 @@ def _read_corpus(spec: DraftSpec, tokenizer: Tokenizer) -> list[list[int]]:
         if path.suffix == ".jsonl":
             texts = [_text_of(entry, where) for entry, where in json_lines(content, path.name)]
     except RequestError as error:
-        raise _refused(spec.word, str(error)) from error
+        raise refused(spec.word, str(error)) from error
     return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
 
 

@@ -21,7 +21,8 @@ from specqd.errors import FieldError, RequestError, SpecqdWarning, TokenizerErro
 from specqd.hub import resolve, shipped_model
 from specqd.llm import inputs, peers
 from specqd.llm.call import Call
-from specqd.llm.chains import Drafts, DraftSpec, draft_format, parse_chain
+from specqd.llm.chains import Drafts
+from specqd.llm.draft_words import DraftSpec, draft_format, parse_chain
 from specqd.llm.inputs import Messages, Prompt
 from specqd.llm.results import Result
 from specqd.llm.stream import OnPrompt, Stream

@@ -1,0 +1,149 @@
+"""The words of `draft`: what drafts in which place of a chain. Knows no models and no files."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from specqd.errors import RequestError
+from specqd.formats.fp4 import DraftFormat
+from specqd.model.model import Precision
+
+_LONGEST = 64
+KNOWN = (
+    "auto, none, fp4[:k=N], mxfp4[:k=N], MODEL[:bf16|:fp4|:mxfp4][:k=N], "
+    "head:DIR[:bf16|:fp4][:k=N], mtp[:bf16|:fp4][:k=N], ngram[:FILE][:k=N], A|B"
+)
+_HEADS_VERIFY = "heads verify no tokens"
+_LAST = {"ngram": "n-grams read no weights", "head": _HEADS_VERIFY, "mtp": _HEADS_VERIFY}
+_FORMATS = {"fp4": DraftFormat.FP4, "mxfp4": DraftFormat.MXFP4}
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSpec:
+    """One level of a chain: what drafts, and how many tokens at a time (None: as many as pay)."""
+
+    word: str  # as it was written
+    # self: the target's own weights; mtp: the MTP layer of the model above
+    kind: Literal["self", "model", "head", "mtp", "ngram"]
+    source: str = ""  # the directory of a model or head, or a file of texts for n-grams
+    precision: Precision = Precision.FP4
+    format: DraftFormat | None = None  # of the 4-bit weights; None: as they are loaded
+    length: int | None = None
+    alternatives: "tuple[DraftSpec, ...]" = ()  # drafters of the same place, after |
+
+    @classmethod
+    def parse(cls, word: str) -> "DraftSpec":
+        """One drafter, or several with `|` between them. Raises RequestError."""
+        first, *others = (cls._parse_one(each) for each in word.split("|"))
+        return replace(first, alternatives=tuple(others))
+
+    @property
+    def members(self) -> "tuple[DraftSpec, ...]":
+        return self, *self.alternatives
+
+    @classmethod
+    def _parse_one(cls, word: str) -> "DraftSpec":
+        """`fp4`, `mxfp4`, `MODEL[:bf16|:fp4|:mxfp4]`, `head:DIR[:bf16|:fp4|:mxfp4]`,
+        `mtp[:bf16|:fp4|:mxfp4]` or `ngram[:FILE]`, each with an optional `:k=N`.
+
+        Names may contain colons: options are taken off the end. Raises RequestError.
+        """
+        name, length = _cut_length(word)
+        kind, colon, rest = name.partition(":")
+        if kind == "ngram":
+            return cls(word, "ngram", rest, length=length)
+        if kind == "mtp":
+            if colon and rest not in ("bf16", *_FORMATS):
+                raise refused(word, f"{rest!r} is not understood; write mtp[:bf16|:fp4][:k=N]")
+            read = Precision.EXACT if rest == "bf16" else Precision.FP4
+            return cls(word, "mtp", precision=read, format=_FORMATS.get(rest), length=length)
+        if kind in _FORMATS:
+            if colon:
+                raise refused(word, f"{rest!r} is not understood; write {kind} or {kind}:k=N")
+            return cls(word, "self", format=_FORMATS[kind], length=length)
+        if kind in ("none", "auto", ""):
+            raise refused(word, f"not a draft; known: {KNOWN}")
+        is_head = kind == "head" and bool(colon)
+        if is_head and not rest:
+            raise refused(word, "names no directory; write head:DIR")
+        holder: Literal["model", "head"] = "head" if is_head else "model"
+        source, _, precision = (whole := rest if is_head else name).rpartition(":")
+        if source and precision == "bf16":
+            return cls(word, holder, source, Precision.EXACT, length=length)
+        if source and precision in _FORMATS:
+            return cls(word, holder, source, format=_FORMATS[precision], length=length)
+        return cls(word, holder, whole, length=length)
+
+
+def _cut_length(word: str) -> tuple[str, int | None]:
+    name, _, option = word.rpartition(":")
+    if not name or not option.startswith("k="):
+        return word, None
+    value = option.removeprefix("k=")
+    if not (value.isascii() and value.isdecimal() and 1 <= int(value) <= _LONGEST):
+        known = f"k=N, with N from 1 to {_LONGEST}"
+        raise refused(word, f"{option!r} is not understood; write {known}")
+    return name, int(value)
+
+
+def refused(word: str, problem: str) -> RequestError:
+    """The error for a word that cannot draft."""
+    return RequestError(problem, "draft", word)
+
+
+def parse_chain(
+    drafts: str | Sequence[str] | None,
+    precision: Precision = Precision.EXACT,
+    *,
+    is_mxfp4: bool = False,
+    has_mtp: bool = False,
+) -> tuple[DraftSpec, ...]:
+    """The levels of `auto`, of `none` or None, or of a chain, outermost first.
+
+    precision, is_mxfp4, has_mtp: of the target: the weights that it reads, whether they are MXFP4
+        already, and whether it has an MTP layer.
+
+    Raises RequestError for words that are not understood or cannot draft for this target.
+    """
+    words = [drafts or "none"] if drafts is None or isinstance(drafts, str) else list(drafts)
+    if "none" in words or "auto" in words:
+        if len(words) > 1:
+            raise RequestError("none and auto must be the only word; leave out the others", "draft")
+        has_draft = precision is Precision.EXACT and not is_mxfp4
+        if words == ["auto"]:
+            members = {"fp4": has_draft, "mtp": has_mtp, "ngram": True}
+            auto = DraftSpec.parse("|".join(name for name, has in members.items() if has))
+            return (replace(auto, format=None),)
+        return ()
+    specs = tuple(DraftSpec.parse(word) for word in words)
+    for i, spec in ((i, member) for i, level in enumerate(specs) for member in level.members):
+        if spec.kind == "self" and precision is Precision.FP4:
+            problem = "in the precision fp4 the 4-bit weights are the target; leave this draft out"
+            raise refused(spec.word, problem)
+        if spec.kind == "self" and is_mxfp4:
+            raise refused(
+                spec.word,
+                "the weights are already MXFP4, so their fp4 precision would be the model itself; "
+                "draft with ngram or another model",
+            )
+        if spec.kind == "self" and i > 0:
+            raise refused(
+                spec.word,
+                "the model's own fp4 precision drafts only for the model; name it first and once "
+                "(another model's is MODEL:fp4)",
+            )
+        if spec is specs[i] and spec.kind in _LAST and i + 1 < len(specs):
+            problem = f"{_LAST[spec.kind]}, so nothing can draft for them; name them last and once"
+            raise refused(spec.word, problem)
+    return specs
+
+
+def draft_format(specs: Sequence[DraftSpec]) -> DraftFormat | None:
+    """The format in which the chain reads the target's own weights; None: not stated."""
+    own = (spec.format for spec in members_of(specs) if spec.kind == "self")
+    return next((each for each in own if each is not None), None)
+
+
+def members_of(specs: Sequence[DraftSpec]) -> list[DraftSpec]:
+    """All drafters of a chain, outermost first."""
+    return [member for spec in specs for member in spec.members]
