@@ -2,6 +2,7 @@
 levels; no requests."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,6 @@ class Drafts:
         self._models: dict[tuple[Path, Precision], Model] = {}
         # By directory, format and the decoder of the level above.
         self._heads: dict[tuple[Path, DraftFormat, _native.Decoder], _native.Decoder] = {}
-        # Drafters with nothing below them, of the chain that is being made.
-        self._leaves: dict[tuple[_native.Decoder, str], Drafter] = {}
 
     def check(self, specs: Sequence[DraftSpec]) -> None:
         """Finds the files of all levels, and refuses a chain that cannot draft or does not fit into
@@ -123,56 +122,61 @@ class Drafts:
         """The target's level, above the levels of a checked chain. Packs what is not loaded yet."""
         self._models[self._target] = target
         target.decoder.partial_head.keep(sorted(self._tokenizer.special_ids))
-        try:
-            return Level(target, self._below(target, specs, progress))
-        finally:
-            self._leaves.clear()
+        return Level(target, self._below(target, "", specs, _Building(progress)))
 
     def _below(
-        self, above: Model, specs: Sequence[DraftSpec], progress: Progress | None
+        self, above: Model, name: str, specs: Sequence[DraftSpec], building: "_Building"
     ) -> Drafter:
-        """Makes the drafter of `above`. If a level has several drafters, the rest of the chain
-        drafts for the first."""
+        """Makes the drafter of `above`, the level of that name. If a level has several drafters,
+        the rest of the chain drafts for the first."""
         if not specs:
             return NoDraft()
         first, *others = specs[0].members
-        drafters = [self._drafter(above, first, specs[1:], progress)]
-        drafters += [self._drafter(above, spec, (), progress) for spec in others]
+        beside = [self._drafter(above, name, spec, (), building) for spec in others]
+        drafters = [self._drafter(above, name, first, specs[1:], building), *beside]
         return DraftChoice(drafters) if others else drafters[0]
 
     def _drafter(
-        self, above: Model, spec: DraftSpec, inner: Sequence[DraftSpec], progress: Progress | None
+        self,
+        above: Model,
+        above_name: str,
+        spec: DraftSpec,
+        inner: Sequence[DraftSpec],
+        building: "_Building",
     ) -> Drafter:
         """One that stands in several places of a model, with nothing below it, is made once: what
         it learns in one place serves the others."""
         key = above.decoder, spec.word
-        if not inner and key in self._leaves:
-            return self._leaves[key]
-        drafter = self._new_drafter(above, spec, inner, progress)
-        if not inner:
-            self._leaves[key] = drafter
-        return drafter
+        if inner:
+            return self._new_drafter(above, above_name, spec, inner, building)
+        if key not in building.leaves:
+            building.leaves[key] = self._new_drafter(above, above_name, spec, (), building)
+        return building.leaves[key]
 
     def _new_drafter(
-        self, above: Model, spec: DraftSpec, inner: Sequence[DraftSpec], progress: Progress | None
+        self,
+        above: Model,
+        above_name: str,
+        spec: DraftSpec,
+        inner: Sequence[DraftSpec],
+        building: "_Building",
     ) -> Drafter:
         if spec.kind == "ngram":
             corpus = self._corpora[spec.source] if spec.source else ()
             return NgramDrafter(corpus=corpus, length=spec.length)
         if spec.kind in ("head", "mtp"):
-            return self._head(above, spec, progress)
+            return self._head(above, above_name, spec, building)
         directory = self._target[0] if spec.kind == "self" else self._directories[spec.source]
-        model = self._model(directory, spec, above, progress)
+        model = self._model(directory, spec, above, building.progress)
         draft = model.weights.draft.value
         read = draft if spec.precision is Precision.FP4 else spec.precision.value
+        name = read if spec.kind == "self" else f"{model_name(directory)}:{read}"
+        name = building.name(name, above_name)
         return Level(
-            model,
-            self._below(model, inner, progress),
-            length=spec.length,
-            name=read if spec.kind == "self" else f"{model_name(directory)}:{read}",
+            model, self._below(model, name, inner, building), length=spec.length, name=name
         )
 
-    def _head(self, above: Model, spec: DraftSpec, progress: Progress | None) -> Level:
+    def _head(self, above: Model, above_name: str, spec: DraftSpec, building: "_Building") -> Level:
         """The level of a draft head, which reads features of the level above."""
         model = next(d for (d, _), m in self._models.items() if m.decoder is above.decoder)
         directory = model if spec.kind == "mtp" else self._directories[spec.source]
@@ -186,9 +190,10 @@ class Drafts:
         else:
             files, name = HeadFiles.open(directory, above.config), f"head:{directory.name}"
             if key not in self._heads:
-                self._heads[key] = load_head(files, above, spec.format, progress)
+                self._heads[key] = load_head(files, above, spec.format, building.progress)
         head = Head(files, self._heads[key], above, spec.precision)
         head.draft_for(self._models[self._target])
+        name = building.name(name, above_name)
         return Level(head, NoDraft(), length=spec.length, name=name)
 
     def _model(
@@ -234,6 +239,22 @@ class Drafts:
                 target.rely_on(self._models[key])
         self._models[key].draft_for(self._models[self._target])
         return self._models[key]
+
+
+@dataclass(frozen=True, slots=True)
+class _Building:
+    """A chain that is being built: the progress of loading, the names of its levels so far, and its
+    drafters with nothing below them."""
+
+    progress: Progress | None
+    names: set[str] = field(default_factory=set)
+    leaves: dict[tuple[_native.Decoder, str], Drafter] = field(default_factory=dict)
+
+    def name(self, name: str, above: str) -> str:
+        """The name of a level below `above`. One that has this name already stands further out."""
+        own = f"{name} below {above}" if name in self.names else name
+        self.names.add(own)
+        return own
 
 
 def _resolve(spec: DraftSpec) -> Path:
