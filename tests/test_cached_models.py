@@ -1,7 +1,6 @@
 """Models by short names, and `specqd models`, `pull` and `rm` on the cache of a fake hub."""
 
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from specqd.model.weights import typical_bytes
 from support.command_line import run_program
 from support.fake_hub import FakeHub, commit_of
 from support.gguf_files import convert
+from support.hub_program import Program
 from support.random_models import Shape, make_model
 from support.refusals import refused
 
@@ -38,22 +38,6 @@ def model(tmp_path: Path, seed: int) -> Path:
 def hub(model: Path) -> Iterator[FakeHub]:
     with FakeHub({REPOSITORY: model}) as hub:
         yield hub
-
-
-class Program:
-    """The program with the fake hub and a cache of its own."""
-
-    def __init__(self, hub: FakeHub, home: Path) -> None:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
-        self._environment = kept | {"HF_HOME": str(home / "home"), "HF_ENDPOINT": hub.endpoint}
-        self._home = home
-
-    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-        return run_program(*arguments, env=self._environment, cwd=self._home)
-
-    def models(self) -> dict[str, dict[str, object]]:
-        listed = json.loads(self("models", "--json").stdout)
-        return {each["name"]: each for each in listed["models"]}
 
 
 @pytest.fixture
@@ -200,7 +184,10 @@ def test_what_cannot_be_pulled_or_removed_is_named(
 def test_a_name_that_is_nearly_a_short_one_is_answered_with_it() -> None:
     for name in ("qwen3", "qwen3:0.6", "qwen3:latest"):
         problem = refused(HubError, resolve, name)
-        assert "name one of qwen3:0.6b, qwen3:1.7b, qwen3:4b, qwen3:8b, or a model" in problem
+        assert (
+            "name one of qwen3:0.6b, qwen3:1.7b, qwen3:4b, qwen3:8b, qwen3:14b, qwen3:30b-a3b, or"
+            in problem
+        )
     assert "name one of smollm2:135m" in refused(HubError, resolve, "smolm2:135m")
 
 

@@ -5,7 +5,7 @@ files, and the shipped model. huggingface_hub owns the cache, access tokens and 
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from specqd.config import read_config
-from specqd.errors import HubError
+from specqd.errors import HubError, SpecqdError
 from specqd.formats.gguf import is_gguf
 from specqd.formats.safetensors import INDEX, PACKED_WEIGHTS, WEIGHTS, read_index
 
@@ -31,18 +31,30 @@ SHORT_NAMES = {
     "gemma3:270m": "google/gemma-3-270m-it",
     "gemma3:1b": "google/gemma-3-1b-it",
     "granite3.3:2b": "ibm-granite/granite-3.3-2b-instruct",
+    "granite3.3:8b": "ibm-granite/granite-3.3-8b-instruct",
+    "llama3.1:8b": "meta-llama/Llama-3.1-8B-Instruct",
     "llama3.2:1b": "meta-llama/Llama-3.2-1B-Instruct",
     "llama3.2:3b": "meta-llama/Llama-3.2-3B-Instruct",
     "mistral:7b": "mistralai/Mistral-7B-Instruct-v0.3",
     "olmo2:1b": "allenai/OLMo-2-0425-1B-Instruct",
+    "olmo2:7b": "allenai/OLMo-2-1124-7B-Instruct",
     "phi3.5:3.8b": "microsoft/Phi-3.5-mini-instruct",
     "qwen2.5:0.5b": "Qwen/Qwen2.5-0.5B-Instruct",
     "qwen2.5:1.5b": "Qwen/Qwen2.5-1.5B-Instruct",
+    "qwen2.5:3b": "Qwen/Qwen2.5-3B-Instruct",
+    "qwen2.5:7b": "Qwen/Qwen2.5-7B-Instruct",
+    "qwen2.5:14b": "Qwen/Qwen2.5-14B-Instruct",
+    "qwen2.5-coder:0.5b": "Qwen/Qwen2.5-Coder-0.5B-Instruct",
     "qwen2.5-coder:1.5b": "Qwen/Qwen2.5-Coder-1.5B-Instruct",
+    "qwen2.5-coder:3b": "Qwen/Qwen2.5-Coder-3B-Instruct",
+    "qwen2.5-coder:7b": "Qwen/Qwen2.5-Coder-7B-Instruct",
+    "qwen2.5-coder:14b": "Qwen/Qwen2.5-Coder-14B-Instruct",
     "qwen3:0.6b": "Qwen/Qwen3-0.6B",
     "qwen3:1.7b": "Qwen/Qwen3-1.7B",
     "qwen3:4b": "Qwen/Qwen3-4B",
     "qwen3:8b": "Qwen/Qwen3-8B",
+    "qwen3:14b": "Qwen/Qwen3-14B",
+    "qwen3:30b-a3b": "Qwen/Qwen3-30B-A3B",
     "smollm2:135m": "HuggingFaceTB/SmolLM2-135M-Instruct",
     "smollm2:360m": "HuggingFaceTB/SmolLM2-360M-Instruct",
     "smollm2:1.7b": "HuggingFaceTB/SmolLM2-1.7B-Instruct",
@@ -62,9 +74,11 @@ _DESCRIPTION = [
 ]
 
 
-def resolve(path_or_repo: str | Path) -> Path:
+def resolve(path_or_repo: str | Path, *, announce: Callable[[int], None] | None = None) -> Path:
     """The local directory or GGUF file of a model. Fetches `owner/name[@revision][:FILE]` and the
     repositories of short names, except files that are in the Hugging Face cache.
+
+    announce: called with the bytes of the weights before they are downloaded, if any are missing.
 
     Raises HubError.
     """
@@ -83,7 +97,16 @@ def resolve(path_or_repo: str | Path) -> Path:
         raise HubError(f"{path}: is a file; name the model's directory or a .gguf file instead")
     if path_or_repo == SHIPPED:
         return shipped_model()
-    return _fetch(*_repository(str(path_or_repo)))
+    return _fetch(*_asked_for(str(path_or_repo)), announce=announce)
+
+
+def cached(name: str) -> Path | None:
+    """What `resolve` returns for a repository or short name, if all of its files are in the Hugging
+    Face cache; else None. Fetches nothing."""
+    try:
+        return _fetch(*_asked_for(name), is_offline=True)
+    except SpecqdError:
+        return None
 
 
 def _instead_of(directory: Path) -> str:
@@ -98,7 +121,7 @@ def _instead_of(directory: Path) -> str:
     return f"name {directory / files[0]}{rest}"
 
 
-def _repository(name: str) -> tuple[str, str | None, str | None]:
+def _asked_for(name: str) -> tuple[str, str | None, str | None]:
     """The repository, the revision and the GGUF file that a name stands for."""
     repo = _REPO.fullmatch(SHORT_NAMES.get(name, name))
     if repo is None:
@@ -159,7 +182,7 @@ def remove_cached(name: str) -> int:
     """
     import huggingface_hub
 
-    repo_id, revision, file = _repository(name)
+    repo_id, revision, file = _asked_for(name)
     if file is not None:
         raise HubError(f"{name}: rm removes all files of a repository; name {repo_id}")
     commits = [
@@ -195,20 +218,28 @@ def shipped_model() -> Path:
     return path
 
 
-def _fetch(repo: str, revision: str | None, file: str | None) -> Path:
+def _fetch(
+    name: str,
+    revision: str | None,
+    file: str | None,
+    *,
+    is_offline: bool = False,
+    announce: Callable[[int], None] | None = None,
+) -> Path:
     """Fetches and checks the description first, so an unsupported model costs no large download."""
-    asked = repo if revision is None else f"{repo}@{revision}"
+    asked = name if revision is None else f"{name}@{revision}"
+    repo = _Repository(name, asked, is_offline, announce)
     patterns = _DESCRIPTION if file is None else []
-    path = _download(asked, repo, revision, patterns, is_shown=False)
+    path = repo.download(revision, patterns, is_shown=False)
     if file is not None:
-        return _fetch_gguf(asked, repo, path, _files_of(repo, path), file)
+        return _fetch_gguf(repo, path, repo.files(path), file)
     if (path / "config.json").is_file():
         read_config(path)
-        if not _fetch_weights(asked, repo, path):
+        if not _fetch_weights(repo, path):
             return path
-    names = _files_of(repo, path)
+    names = repo.files(path)
     if any(is_gguf(Path(name)) for name in names):
-        return _fetch_gguf(asked, repo, path, names, None)
+        return _fetch_gguf(repo, path, names, None)
     lacks = "safetensors weights, or not all of them"
     if not (path / "config.json").is_file():
         lacks = "config.json, and no GGUF files"
@@ -218,7 +249,7 @@ def _fetch(repo: str, revision: str | None, file: str | None) -> Path:
     )
 
 
-def _fetch_weights(asked: str, repo: str, path: Path) -> list[str]:
+def _fetch_weights(repo: "_Repository", path: Path) -> list[str]:
     """Fetches what the snapshot needs in addition to its description; returns the weights that the
     repository lacks."""
     wanted = _missing_weights(path)
@@ -227,25 +258,26 @@ def _fetch_weights(asked: str, repo: str, path: Path) -> list[str]:
     if WEIGHTS in wanted:
         wanted.append(PACKED_WEIGHTS)
     if wanted:
-        _download(asked, repo, path.name, wanted, is_shown=True)  # from the same commit
+        repo.download(path.name, wanted, is_shown=True)  # from the same commit
     return _missing_weights(path)
 
 
-def _fetch_gguf(asked: str, repo: str, snapshot: Path, names: list[str], file: str | None) -> Path:
+def _fetch_gguf(repo: "_Repository", snapshot: Path, names: list[str], file: str | None) -> Path:
     """Fetches the only GGUF file among the names, or the one that `file` names."""
     whole = _gguf_files(names)
     if not whole:
         raise HubError(
-            f"{asked}: the repository has no GGUF file in one piece; fetch the parts, join them "
-            "with `llama-gguf-split --merge`, and name the file"
+            f"{repo.asked}: the repository has no GGUF file in one piece; fetch the parts, join "
+            "them with `llama-gguf-split --merge`, and name the file"
         )
     ends = _ends(whole)
     fitting = [name for name, end in zip(whole, ends, strict=True) if _is_called(name, end, file)]
     if len(fitting) != 1:
         problem = "has several GGUF files" if file is None else f"has no GGUF file {file!r}"
-        raise HubError(f"{asked}: {problem}; name {asked}:FILE with one of {', '.join(ends)}")
+        known = f"{repo.asked}:FILE with one of {', '.join(ends)}"
+        raise HubError(f"{repo.asked}: {problem}; name {known}")
     if not (snapshot / fitting[0]).exists():
-        _download(asked, repo, snapshot.name, fitting, is_shown=True)
+        repo.download(snapshot.name, fitting, is_shown=True)
     return snapshot / fitting[0]
 
 
@@ -273,16 +305,6 @@ def _ends(names: Sequence[str]) -> list[str]:
     return ["".join(stem[shared:]) for stem in stems]
 
 
-def _files_of(repo: str, snapshot: Path) -> list[str]:
-    """The repository's files at the snapshot's commit or, without a network, those in the cache."""
-    import huggingface_hub
-
-    try:
-        return huggingface_hub.HfApi().list_repo_files(repo, revision=snapshot.name)
-    except Exception:  # of any type, as when fetching
-        return _local_files(snapshot)
-
-
 def _local_files(snapshot: Path) -> list[str]:
     return [str(file.relative_to(snapshot)) for file in snapshot.rglob("*") if file.is_file()]
 
@@ -295,33 +317,66 @@ def _missing_weights(path: Path) -> list[str]:
     return sorted(name for name in names if not (path / name).exists())
 
 
-def _download(
-    asked: str, repo: str, revision: str | None, files: list[str], *, is_shown: bool
-) -> Path:
-    """The directory of the snapshot; files that the repository does not have are skipped."""
-    import huggingface_hub  # here, because the import is slow and a local model does not need it
-    from huggingface_hub import errors
+@dataclass(frozen=True, slots=True)
+class _Repository:
+    """A repository on Hugging Face, and how its files are obtained."""
 
-    try:
-        with _bars(f"Fetching {asked}" if is_shown else None) as bars:
-            return Path(
-                huggingface_hub.snapshot_download(
-                    repo, revision=revision, allow_patterns=files, tqdm_class=bars
+    name: str  # owner/name
+    asked: str  # the same with the revision, for errors
+    is_offline: bool  # takes files only from the cache
+    announce: Callable[[int], None] | None  # is told the bytes of a large download first
+
+    def files(self, snapshot: Path) -> list[str]:
+        """The files at the snapshot's commit or, without a network, those in the cache."""
+        import huggingface_hub
+
+        if self.is_offline:
+            return _local_files(snapshot)
+        try:
+            return huggingface_hub.HfApi().list_repo_files(self.name, revision=snapshot.name)
+        except Exception:  # of any type, as when fetching
+            return _local_files(snapshot)
+
+    def download(self, revision: str | None, files: list[str], *, is_shown: bool) -> Path:
+        """The directory of the snapshot; files that the repository does not have are skipped."""
+        import huggingface_hub  # here, because the import is slow and a local model needs none
+        from huggingface_hub import errors
+
+        try:
+            if is_shown and self.announce is not None:
+                self.announce(self._missing_bytes(revision, files))
+            with _bars(f"Fetching {self.asked}" if is_shown else None) as bars:
+                return Path(
+                    huggingface_hub.snapshot_download(
+                        self.name,
+                        revision=revision,
+                        allow_patterns=files,
+                        tqdm_class=bars,
+                        local_files_only=self.is_offline,
+                    )
                 )
+        except errors.GatedRepoError as error:
+            problem = "is gated; accept its licence on huggingface.co and run `hf auth login`"
+            raise HubError(f"{self.asked}: {problem}") from error
+        except errors.RepositoryNotFoundError as error:
+            problem = (
+                "is neither a local directory nor a repository that you can read on "
+                "huggingface.co; check the name, or run `hf auth login` if it is private"
             )
-    except errors.GatedRepoError as error:
-        problem = "is gated; accept its licence on huggingface.co and run `hf auth login`"
-        raise HubError(f"{asked}: {problem}") from error
-    except errors.RepositoryNotFoundError as error:
-        problem = (
-            "is neither a local directory nor a repository that you can read on huggingface.co; "
-            "check the name, or run `hf auth login` if it is private"
+            raise HubError(f"{self.asked}: {problem}") from error
+        except errors.RevisionNotFoundError as error:
+            problem = "the repository has no such revision; check it"
+            raise HubError(f"{self.asked}: {problem}") from error
+        except Exception as error:  # the types depend on huggingface_hub's HTTP library
+            raise HubError(f"{self.asked}: {_why_not_fetched(error)}") from error
+
+    def _missing_bytes(self, revision: str | None, files: list[str]) -> int:
+        import huggingface_hub
+
+        found = huggingface_hub.snapshot_download(
+            self.name, revision=revision, allow_patterns=files, dry_run=True
         )
-        raise HubError(f"{asked}: {problem}") from error
-    except errors.RevisionNotFoundError as error:
-        raise HubError(f"{asked}: the repository has no such revision; check it") from error
-    except Exception as error:  # the types depend on huggingface_hub's HTTP library
-        raise HubError(f"{asked}: {_why_not_fetched(error)}") from error
+        return sum(each.file_size or 0 for each in found if each.will_download)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ AREAS = {
     "formats": "draft_formats formats fp4 gguf* hostile_metadata packed_changes tensors wrapping",
     "config": "config* hostile_metadata rope",
     "text": "calibration channels chat_template stops template_process text_parts tokenizer*",
-    "hub": "cached_models disk_faults hub*",
+    "hub": "cached_models disk_faults hub* small_*",
     "model": (
         "calibration context decoder exactness experts find_wrong_bit fp4 gemma4 "
         "gguf_recurrent goldens head* kv_* latent mtp* native_structs pack* partial_head "
@@ -24,7 +24,9 @@ AREAS = {
         "context exactness explain preemption prompt_[lp]* prompts reports scheduler scoring "
         "server_engine shared_cache threads turns"
     ),
-    "llm": "async_llm chains interpreter_exit llm* lm_eval messages prompt_logprobs turns",
+    "llm": (
+        "async_llm chains interpreter_exit llm* lm_eval messages prompt_logprobs small_models turns"
+    ),
     "openai": "batch* lenient openai* refusals responses server_structured tool*",
     "anthropic": "client_* clients messages",
     "server": "client_* clients load_clients messages operations page* responses server*",

@@ -233,6 +233,7 @@ class Drafts:
                     precision=precision,
                     draft=spec.format,
                     cache_positions=pages * _native.PAGE_POSITIONS,
+                    promised_bytes=pages * target.cache.page_bytes,
                     context=target.max_positions,  # texts are not longer
                     progress=progress,
                 )

@@ -97,24 +97,22 @@ def parse_chain(
     *,
     is_mxfp4: bool = False,
     has_mtp: bool = False,
+    small: DraftSpec | None = None,
 ) -> tuple[DraftSpec, ...]:
     """The levels of `auto`, of `none` or None, or of a chain, outermost first.
 
     precision, is_mxfp4, has_mtp: of the target: the weights that it reads, whether they are MXFP4
         already, and whether it has an MTP layer.
+    small: a small model, which also drafts in `auto`.
 
     Raises RequestError for words that are not understood or cannot draft for this target.
     """
-    words = [drafts or "none"] if drafts is None or isinstance(drafts, str) else list(drafts)
+    words = words_of(drafts)
     if "none" in words or "auto" in words:
         if len(words) > 1:
             raise RequestError("none and auto must be the only word; leave out the others", "draft")
         has_draft = precision is Precision.EXACT and not is_mxfp4
-        if words == ["auto"]:
-            members = {"fp4": has_draft, "mtp": has_mtp, "ngram": True}
-            auto = DraftSpec.parse("|".join(name for name, has in members.items() if has))
-            return (replace(auto, format=None),)
-        return ()
+        return _auto(has_draft, has_mtp, small) if words == ["auto"] else ()
     specs = tuple(DraftSpec.parse(word) for word in words)
     for i, spec in ((i, member) for i, level in enumerate(specs) for member in level.members):
         if spec.kind == "self" and precision is Precision.FP4:
@@ -136,6 +134,22 @@ def parse_chain(
             problem = f"{_LAST[spec.kind]}, so nothing can draft for them; name them last and once"
             raise refused(spec.word, problem)
     return specs
+
+
+def words_of(drafts: str | Sequence[str] | None) -> list[str]:
+    """The words of `draft`, one per level."""
+    return [drafts or "none"] if drafts is None or isinstance(drafts, str) else list(drafts)
+
+
+def _auto(has_draft: bool, has_mtp: bool, small: DraftSpec | None) -> tuple[DraftSpec, ...]:
+    """All drafters in one place. With a small model, those that can draft for the target's own
+    4-bit draft do that too, in a second place below it."""
+    mtp = [DraftSpec("mtp", "mtp")] if has_mtp else []
+    others = [*mtp, *([small] if small else []), DraftSpec("ngram", "ngram")]
+    places = [[DraftSpec("fp4", "self"), *others] if has_draft else others]
+    if has_draft and small:
+        places.append(others)
+    return tuple(replace(first, alternatives=tuple(rest)) for first, *rest in places)
 
 
 def draft_format(specs: Sequence[DraftSpec]) -> DraftFormat | None:

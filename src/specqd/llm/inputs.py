@@ -86,10 +86,10 @@ def _variables(given: object, words: Mapping[str, Any]) -> dict[str, Any]:
     return {**(given or {}), **words}
 
 
-def model_name(model: object) -> str | Path | None:
+def model_name(model: object, name: str = "model") -> str | Path | None:
     """The name or path of a model; raises FieldError for another type."""
     if model is not None and not isinstance(model, str | Path):
-        raise FieldError("model", f"{shown(model)} is not a directory, a .gguf file or owner/name")
+        raise FieldError(name, f"{shown(model)} is not a directory, a .gguf file or owner/name")
     return model
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specqd import _native
-from specqd.config import DecoderConfig, read_config, read_generation_defaults
+from specqd.config import read_config, read_generation_defaults
 from specqd.engine.engine import Engine
 from specqd.engine.generation import GenerationRequest
 from specqd.engine.reports import chain_of
@@ -20,6 +20,7 @@ from specqd.engine.turns import Turns
 from specqd.errors import FieldError, RequestError, SpecqdWarning, TokenizerError
 from specqd.hub import resolve, shipped_model
 from specqd.llm import inputs, peers
+from specqd.llm.auto import check_small, checked_chain
 from specqd.llm.call import Call
 from specqd.llm.chains import Drafts
 from specqd.llm.draft_words import DraftSpec, draft_format, parse_chain
@@ -28,7 +29,6 @@ from specqd.llm.results import Result
 from specqd.llm.stream import OnPrompt, Stream
 from specqd.model.loader import Progress
 from specqd.model.model import Machine, Model, Precision
-from specqd.model.mtp import has_mtp
 from specqd.model.prompt_files import PromptFiles
 from specqd.sampling import SamplingParams
 from specqd.text.tokenizer import Tokenizer
@@ -61,6 +61,10 @@ class LLM:
         removed first.
     numa: `one` uses one NUMA node, `spread` divides the weights among all nodes, `replicate` copies
         them to each; `auto` spreads. With one node these are the same.
+    small: a smaller model with the same tokens, which `auto` adds to the model's own drafts: named
+        as `model` is. `auto`: the known one of a model in Hugging Face's cache, if it is in the
+        cache, too; it is not fetched, and it is left out with a warning if it cannot draft or does
+        not fit into memory. None or `none`: no small model.
     progress: called while the weights load, with the bytes loaded so far and those of all.
     """
 
@@ -78,6 +82,7 @@ class LLM:
         prompt_cache: str | Path | None = None,
         prompt_cache_size: int | None = None,
         numa: str = "auto",
+        small: str | Path | None = "auto",
         progress: Progress | None = None,
     ) -> None:
         inputs.check_words(draft, isa)
@@ -85,6 +90,7 @@ class LLM:
         inputs.check_numbers(prompt_cache_size=prompt_cache_size)
         precision = Precision.named(precision)
         parse_chain(draft, precision)  # refuses unknown words before any work
+        check_small(draft, inputs.model_name(small, "small"))
         named = inputs.model_name(model)
         self.directory = shipped_model() if named is None else resolve(named)
         kept = inputs.directory_name("prompt_cache", prompt_cache)
@@ -93,11 +99,11 @@ class LLM:
         _check_context(self.directory, context, own.max_positions)
         if own.is_mxfp4 and draft == "auto":
             warnings.warn(f"{self.directory}: {_ONE_PRECISION}", SpecqdWarning, stacklevel=2)
-        specs = _parse(draft, precision, self.directory, own)
         self.tokenizer = Tokenizer.open(self.directory)
         self.defaults = read_generation_defaults(self.directory)
+        self._small = small
         self._drafts = Drafts(self.directory, precision, self.tokenizer)
-        self._drafts.check(specs)
+        specs = checked_chain(draft, small, precision, self.directory, own, self._drafts)
         self.turns = Turns()
         with self.turns.alone():  # the interpreter waits for it at exit
             progress = self._drafts.overall(specs, progress)
@@ -160,9 +166,9 @@ class LLM:
         """The same model with other drafts; nothing is loaded twice. Use one of the two at a time:
         they share the KV cache, and each assumes that it has all of it."""
         inputs.check_words(draft)
-        specs = _parse(draft, self.model.precision, self.directory, self.model.config)
+        precision, own = self.model.precision, self.model.config
         with self.turns.alone():
-            self._drafts.check(specs)
+            specs = checked_chain(draft, self._small, precision, self.directory, own, self._drafts)
             other = copy(self)
             other._engine = other._engine_of(specs, self._drafts.overall(specs, progress))
         return other
@@ -280,15 +286,6 @@ class LLM:
 
     def _is_closed(self) -> RequestError:
         return RequestError(f"the LLM of {self.directory} is closed; make another one")
-
-
-def _parse(
-    draft: str | SequenceOf[str] | None, precision: Precision, directory: Path, own: DecoderConfig
-) -> tuple[DraftSpec, ...]:
-    """The chain for that model; `auto` includes its MTP layer, if it has one."""
-    is_auto = draft is not None and "auto" in ([draft] if isinstance(draft, str) else draft)
-    has_layer = is_auto and has_mtp(directory, own)
-    return parse_chain(draft, precision, is_mxfp4=own.is_mxfp4, has_mtp=has_layer)
 
 
 def _check_context(directory: Path, requested: int | None, own: int) -> None:

@@ -111,6 +111,7 @@ class Model(_native.ModelForward):
         draft: DraftFormat | None = None,
         inputs: MeasuredInputs | None = None,
         cache_positions: int | None = None,
+        promised_bytes: int = 0,
         max_rows: int = MAX_ROWS,
         context: int | None = None,
         progress: Progress | None = None,
@@ -118,7 +119,8 @@ class Model(_native.ModelForward):
         """Loads and packs a Hugging Face directory or GGUF file, or maps a packed one.
 
         `cache_positions` is the number of positions that the cache holds over all sequences; the
-        default is four full contexts, but at most half of the free memory. `max_rows` limits the
+        default is four full contexts, but at most half of the free memory. With `promised_bytes`
+        it has at most half of what is left once others take theirs. `max_rows` limits the
         rows of one forward, and so the sequences and draft tokens that are verified at once.
         `context` lowers the model's limit on the length of sequences.
         """
@@ -144,7 +146,7 @@ class Model(_native.ModelForward):
             per_layer=weights.per_layer,
             max_rows=max_rows,
         )
-        pages = _cache_pages(decoder, config, cache_positions)
+        pages = _cache_pages(decoder, config, cache_positions, promised_bytes)
         cache = _native.KvCache(decoder, pages, _most_states(decoder), _most_slots(decoder))
         return cls(config, weights, decoder, machine, cache, precision)
 
@@ -344,16 +346,16 @@ def _most_slots(decoder: _native.Decoder) -> int:
 
 
 def _cache_pages(
-    decoder: _native.Decoder, config: DecoderConfig, cache_positions: int | None
+    decoder: _native.Decoder, config: DecoderConfig, cache_positions: int | None, promised: int
 ) -> int:
     page = _native.PAGE_POSITIONS
+    wanted = 4 * (-(-config.max_positions // page) + 1)
     if cache_positions is not None:
         if cache_positions < 1:
             raise MachineError("choose a number from 1", "cache_positions", str(cache_positions))
-        return -(-cache_positions // page)
-    wanted = 4 * (-(-config.max_positions // page) + 1)
-    page_bytes = _native.KvCache(decoder, 1).page_bytes
+        wanted = -(-cache_positions // page)
     available = _native.usable_memory()
-    if available < 0:
+    if available < 0 or (cache_positions is not None and not promised):
         return wanted
-    return max(1, min(wanted, available // 2 // page_bytes))
+    page_bytes = _native.KvCache(decoder, 1).page_bytes
+    return max(1, min(wanted, (available - promised) // 2 // page_bytes))
