@@ -32,7 +32,10 @@ AREAS = {
     "server": "client_* clients load_clients messages operations page* responses server*",
     "ray": "deploy ray",
     "bench": "agreement bench* peer_files rounds stages suggestion",
-    "cli": "batch_command bench* cached_models chat chat_[cp]* cli* docs explain extras suggestion",
+    "cli": (
+        "batch_command bench* cached_models chat chat_[cp]* cli* docs explain extras "
+        "small_fetching suggestion"
+    ),
     "docs": "architecture areas client_snippets deploy distribution docs examples find_wrong_bit",
     "fuzz": "fuzz hostile_metadata",
 }

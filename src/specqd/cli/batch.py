@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import click
 
 from specqd.cli.command import Command
+from specqd.cli.draft_options import Drafting, draft_options
 from specqd.cli.opening import open_llm
 from specqd.cli.options import (
     IN_FILE,
     OUT_FILE,
     MachineChoice,
-    draft_option,
     machine_options,
     model_argument,
     option,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     callback=lambda context, parameter, path: _file(path),
     help="File for the answers, one per line, in order of completion.",
 )
-@draft_option
+@draft_options
 @machine_options
 @option(
     "--ray",
@@ -59,7 +59,7 @@ def batch(
     requests: Path,
     model: str | None,
     out: Path,
-    draft: tuple[str, ...],
+    draft: Drafting,
     machine: MachineChoice,
     ray: str | None,
     workers: int | None,
@@ -97,9 +97,14 @@ def batch(
             from specqd.ray.options import absolute
             from specqd.ray.worker import Workers
 
-            words = tuple(absolute(word) or word for word in draft)
             made = Workers(
-                absolute(model), asked.model, words, machine.threads, machine.isa, workers
+                absolute(model),
+                asked.model,
+                tuple(absolute(word) or word for word in draft.chain),
+                machine.threads,
+                machine.isa,
+                workers,
+                absolute(draft.small),
             )
             refused, counts = _answer_by_ray(ray, made, asked, answers), []
         new = len(answers.done) - before
@@ -130,7 +135,7 @@ def _answer(
     asked: "Batch",
     answers: "Answers",
     model: str | None,
-    draft: tuple[str, ...],
+    draft: Drafting,
     machine: MachineChoice,
 ) -> tuple[int, list[str]]:
     """Answers in this process; returns the number of refused requests, then tokens and speed."""

@@ -11,6 +11,7 @@ import click
 from specqd.cli.agreement import agreement_lines, measure_agreement
 from specqd.cli.bench_head import bench_head
 from specqd.cli.command import Group
+from specqd.cli.draft_options import PLAIN
 from specqd.cli.opening import open_llm
 from specqd.cli.options import (
     OUT_FILE,
@@ -185,7 +186,7 @@ def forward(
     from specqd.bench import stages
     from specqd.model.model import Precision
 
-    opened = open_llm(model, "none", machine).model
+    opened = open_llm(model, PLAIN, machine).model
     click.echo(opened.machine)
     measured = []
     for precision in Precision:
@@ -223,7 +224,9 @@ def _stage_lines(times: "ForwardTimes") -> list[str]:
     metavar="DRAFTS",
     help='Values for --draft, outermost level first, such as "fp4 ngram". May repeat.',
 )
-@option("--small", metavar="MODEL", help="A small draft model for the default chains.")
+@option(
+    "--small", metavar="MODEL", help="A small draft model for the default chains, and for auto."
+)
 @click.option(
     "--rounds", default=1, show_default=True, type=click.IntRange(1), help="Runs of each prompt."
 )
@@ -258,13 +261,13 @@ def levels(
       specqd bench levels --prompts prompts.jsonl --chain fp4:k=4 --chain "fp4 ngram" --limit 50
     """
     from specqd.bench.level_plot import draw, require_matplotlib
-    from specqd.bench.levels import PLAIN, Comparison, default_chains, make_arms, read_prompts
+    from specqd.bench.levels import Comparison, default_chains, make_arms, read_prompts
     from specqd.sampling import SamplingParams
 
     if plot is not None:
         require_matplotlib()
     prompts = read_prompts(prompts_file, limit)
-    plain = open_llm(model, PLAIN, machine)
+    plain = open_llm(model, replace(PLAIN, small=small or "auto"), machine)
     with ProgressBar("Loading drafts"):
         arms = make_arms(plain, chains or default_chains(small))
     comparison = Comparison.on(

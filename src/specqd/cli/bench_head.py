@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from specqd.cli.command import Command
+from specqd.cli.draft_options import Drafting
 from specqd.cli.opening import open_llm
 from specqd.cli.options import (
     MachineChoice,
@@ -83,7 +84,7 @@ def bench_head(
     if not is_head or "|" in word or ":k=" in word:
         raise RequestError(f"--draft {word}: write head:DIR or mtp, then :bf16 or :fp4 if needed")
     texts = read_prompts(prompts_file, limit)
-    llm = open_llm(model, f"{word}:k={guesses}", machine)
+    llm = open_llm(model, Drafting((f"{word}:k={guesses}",)), machine)
     prompts = encoded_ends(llm, texts, max_tokens)
     common = SamplingParams(max_tokens=max_tokens)
     click.echo(

@@ -12,6 +12,7 @@ import click
 from specqd.cli.chat_input import ChatInput, PipedInput, TerminalInput, history_file
 from specqd.cli.chat_settings import Settings
 from specqd.cli.command import Command
+from specqd.cli.draft_options import Drafting, draft_options
 from specqd.cli.generate import read_prompt
 from specqd.cli.keyboard import Keyboard, held_keyboard
 from specqd.cli.opening import open_llm
@@ -20,7 +21,6 @@ from specqd.cli.options import (
     PromptCacheChoice,
     chat_options,
     context_option,
-    draft_option,
     machine_options,
     model_argument,
     option,
@@ -56,7 +56,7 @@ Examples:
 @option("-p", "--prompt", excludes=("words",), metavar="TEXT", help="Answer TEXT and exit.")
 @chat_options("The system message.")
 @partial(sampling_options, max_tokens=None)
-@draft_option
+@draft_options
 @precision_option
 @context_option
 @prompt_cache_options
@@ -67,7 +67,7 @@ def chat(
     prompt: str | None,
     system: str | None,
     thinks: bool | None,
-    draft: tuple[str, ...],
+    draft: Drafting,
     precision: str,
     context: int | None,
     prompt_cache: PromptCacheChoice,

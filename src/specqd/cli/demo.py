@@ -9,6 +9,7 @@ import click
 
 from specqd.cli.answers import PlainAnswer, write_answer
 from specqd.cli.command import Command
+from specqd.cli.draft_options import PLAIN
 from specqd.cli.opening import open_llm
 from specqd.cli.options import MachineChoice, machine_options, model_argument, option
 from specqd.cli.terminal import ProgressBar, aligned, harmless, write_text
@@ -74,7 +75,7 @@ def demo(
     from specqd.sampling import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    plain = open_llm(model, "none", machine)
+    plain = open_llm(model, PLAIN, machine)
     click.echo(harmless("\n".join(introduction(plain))))
     arms = make_arms(plain, ["fp4"])
     [ids] = encoded_ends(plain, [prompt], max_tokens)

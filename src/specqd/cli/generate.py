@@ -17,6 +17,7 @@ from specqd.cli import explain
 from specqd.cli.answers import ChanneledAnswer, PlainAnswer, RawAnswer, reading_bar, write_answer
 from specqd.cli.command import Command
 from specqd.cli.conversation import thinking
+from specqd.cli.draft_options import Drafting, draft_options
 from specqd.cli.opening import open_llm
 from specqd.cli.options import (
     OUT_FILE,
@@ -24,7 +25,6 @@ from specqd.cli.options import (
     PromptCacheChoice,
     chat_options,
     context_option,
-    draft_option,
     machine_options,
     model_argument,
     option,
@@ -65,7 +65,7 @@ _PATIENCE = 1.0  # seconds without standard input before a note says so
 @option("--chat", "is_chat", is_flag=True, help="Apply the chat template.")
 @chat_options("System message; with --chat.", needs="is_chat")
 @sampling_options
-@draft_option
+@draft_options
 @precision_option
 @context_option
 @prompt_cache_options
@@ -101,7 +101,7 @@ def generate(
     is_chat: bool,
     system: str | None,
     thinks: bool | None,
-    draft: tuple[str, ...],
+    draft: Drafting,
     precision: str,
     context: int | None,
     prompt_cache: PromptCacheChoice,

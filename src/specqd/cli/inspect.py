@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specqd.cli import suggest
+from specqd.cli.draft_options import PLAIN
 from specqd.cli.opening import open_llm
 from specqd.cli.options import MachineChoice, machine_options, model_argument, option
 from specqd.cli.terminal import aligned, harmless
@@ -168,7 +169,7 @@ def inspect(
       specqd inspect Qwen/Qwen3-0.6B --json | jq .bits_per_weight
       specqd inspect ./my-model --drafts ./small ./smaller --prompts prompts.jsonl
     """
-    llm = open_llm(model, "none", machine)
+    llm = open_llm(model, PLAIN, machine)
     if drafts:
         directories = [each for each in drafts if each]
         suggest.suggest(llm, model, directories, prompts, temperature or 0.0, is_json=is_json)
@@ -200,6 +201,7 @@ def described(llm: "LLM", packed: PackedReport) -> dict[str, Any]:
             "special": llm.tokenizer.named_tokens,
             "has_chat_template": llm.tokenizer.has_chat_template,
         },
+        "small": small_model(llm),
         "weights": {
             "is_packed_file": model.weights.is_mapped,
             "draft_format": model.weights.draft.value,
@@ -241,7 +243,24 @@ def shape_lines(llm: "LLM") -> list[str]:
         f"  positions   {'; '.join(map(_rope, c.distinct_ropes)) or 'none'}",
         f"  vocabulary  {c.vocab_size}, embeddings {embeddings}",
         f"  tokenizer   {tokenizer.vocab_size} tokens, {', '.join([*named, template])}",
+        *_small_lines(llm),
     ]
+
+
+def small_model(llm: "LLM") -> dict[str, Any] | None:
+    """The small model that is known to draft for this one, and whether it is in the cache."""
+    from specqd.hub import cached
+    from specqd.siblings import sibling_of
+
+    name = sibling_of(llm.directory)
+    return None if name is None else {"name": name, "is_cached": cached(name) is not None}
+
+
+def _small_lines(llm: "LLM") -> list[str]:
+    if (small := small_model(llm)) is None:
+        return []
+    place = "in the cache" if small["is_cached"] else "not in the cache; `specqd pull` fetches both"
+    return [f"  small draft {small['name']}, {place}"]
 
 
 def _heads(config: "DecoderConfig") -> str:

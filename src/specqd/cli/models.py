@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from specqd.cli.command import Command
+from specqd.cli.fetching import fetch
 from specqd.cli.options import complete_model, option
-from specqd.cli.terminal import aligned, one_line
+from specqd.cli.terminal import aligned, one_line, shown_bytes
 from specqd.errors import RequestError, SpecqdError
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ def models(is_json: bool) -> None:
     """List models: cached ones, with their memory, and short names.
 
     "fits" compares the memory that a model's weights typically take with the memory that this
-    machine has left. The KV cache needs more; --context N bounds it.
+    machine has left. The KV cache needs more; --context N bounds it. "draft" is the small model
+    that auto adds to a model's drafts.
 
     \b
     Examples:
@@ -59,6 +61,7 @@ def models(is_json: bool) -> None:
     """
     from specqd import _native
     from specqd.hub import SHIPPED, SHORT_NAMES, CachedModel, cached_models, shipped_model
+    from specqd.siblings import sibling_of
 
     shipped, available = shipped_model(), _native.usable_memory()
     size = sum(file.stat().st_size for file in shipped.iterdir())
@@ -66,29 +69,39 @@ def models(is_json: bool) -> None:
     reports = [ModelReport.of(each, available) for each in found]
     if is_json:
         memory = None if available < 0 else available
-        content = {"usable_memory_bytes": memory, "short_names": SHORT_NAMES}
+        content = {
+            "usable_memory_bytes": memory,
+            "short_names": SHORT_NAMES,
+            "small": {name: sibling_of(repo) for name, repo in SHORT_NAMES.items()},
+        }
         print(json.dumps({"models": [asdict(each) for each in reports]} | content))
         return
     left = "" if available < 0 else f", of {available / 1e9:.1f} GB left"
     rows = [["model", "on disk", "in memory", "fits"], *map(_row, reports)]
     click.echo("\n".join(aligned(rows)))
     click.echo(f"\nMemory of the weights{left}. Short names, fetched when first used:\n")
-    click.echo("\n".join(f"  {name:<20}{repo}" for name, repo in SHORT_NAMES.items()))
+    names = {repo: name for name, repo in SHORT_NAMES.items()}
+    for name, repo in SHORT_NAMES.items():
+        small = sibling_of(repo)
+        draft = "" if small is None else f"draft {names.get(small, small)}"
+        click.echo(f"  {name:<20}{repo:<40}{draft}".rstrip())
 
 
 def _row(report: ModelReport) -> list[str]:
-    size = _shown_bytes(report.size_bytes)
+    size = shown_bytes(report.size_bytes)
     if report.needed_bytes is None:
         return [one_line(report.name), size, "-", "not supported"]
     fits = {True: "yes", False: "no", None: "unknown"}[report.fits]
-    return [one_line(report.name), size, _shown_bytes(report.needed_bytes), fits]
+    return [one_line(report.name), size, shown_bytes(report.needed_bytes), fits]
 
 
 @click.command(cls=Command)
 @click.argument("model", shell_complete=complete_model, help=_REMOVABLE)
-def pull(model: str) -> None:
+@option("--no-small", is_flag=True, help="Do not also fetch the small model that drafts for it.")
+def pull(model: str, no_small: bool) -> None:
     """Fetch a model into Hugging Face's cache.
 
+    The small model that drafts for it is fetched, too, if one is known; `specqd models` shows it.
     Every command fetches a model that is not in the cache. Only the files that SpecQD needs are
     fetched, and none of a model that it cannot run.
 
@@ -103,10 +116,10 @@ def pull(model: str) -> None:
         raise RequestError(
             f"{model}: is a local path already; pull fetches owner/name or a short name"
         )
-    path = resolve(model)
+    path = resolve(model) if no_small else fetch(model, is_pulled=True)
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     size = sum(file.stat().st_size for file in files)
-    click.echo(one_line(f"{model}: {_shown_bytes(size)} in {path}"))
+    click.echo(one_line(f"{model}: {shown_bytes(size)} in {path}"))
 
 
 @click.command(cls=Command)
@@ -125,8 +138,4 @@ def rm(model: str) -> None:
 
     if Path(model).expanduser().exists():
         raise RequestError(f"{model}: is a local path, not in the cache; delete it yourself")
-    click.echo(one_line(f"{model}: removed, {_shown_bytes(remove_cached(model))} freed"))
-
-
-def _shown_bytes(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+    click.echo(one_line(f"{model}: removed, {shown_bytes(remove_cached(model))} freed"))

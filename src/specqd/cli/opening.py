@@ -1,10 +1,11 @@
 """Opens the model that the options name."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
+from specqd.cli.draft_options import Drafting
+from specqd.cli.fetching import fetch
 from specqd.cli.options import NO_PROMPT_CACHE, MachineChoice, PromptCacheChoice
 from specqd.cli.terminal import ProgressBar
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 def open_llm(
     model: str | None,
-    draft: str | Sequence[str],
+    draft: Drafting,
     machine: MachineChoice,
     *,
     precision: str = "exact",
@@ -22,16 +23,17 @@ def open_llm(
     cache_positions: int | None = None,
     context: int | None = None,
 ) -> "LLM":
-    """Loads the model with a progress bar; an empty `draft` means `auto`.
+    """Loads the model with a progress bar. Fetches it, with the small model that `auto` adds.
 
     When the command ends, it waits until prompts that are kept are written.
     """
     from specqd.llm import LLM
 
+    path = fetch(model) if model is not None and draft.wants_sibling else model
     with ProgressBar("Packing weights") as bar:
         llm = LLM(
-            model,
-            draft or "auto",
+            path,
+            draft.chain or "auto",
             machine.threads,
             machine.isa,
             numa=machine.numa,
@@ -40,6 +42,7 @@ def open_llm(
             context=context,
             prompt_cache=prompt_cache.directory,
             prompt_cache_size=prompt_cache.most_bytes,
+            small=draft.small,
             progress=bar,
         )
     if llm.model.prompt_store is not None:

@@ -200,21 +200,6 @@ def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return threads(isa(numa(with_machine)))
 
 
-def draft_option(command: Command) -> Command:
-    return option(
-        "--draft",
-        also=("-md", "--model-draft"),
-        multiple=True,
-        metavar="DRAFT",
-        help="auto (default: fp4|ngram, or fp4|mtp|ngram where the model has an MTP layer), none, "
-        "or a chain, outermost first, one option per level: fp4 (the model's own weights in 4 "
-        "bits), mxfp4 (the same in MXFP4), MODEL[:bf16|:fp4|:mxfp4], head:DIR[:bf16|:fp4] (a "
-        "trained EAGLE-3 head), mtp[:bf16|:fp4] (the model's own MTP layer), ngram[:FILE]; "
-        "A|B for two side by side; :k=N at the end fixes the draft length. "
-        "Changes the speed, never the text.",
-    )(command)
-
-
 def context_option(command: Command) -> Command:
     return option(
         "--context",

@@ -8,13 +8,13 @@ from urllib.parse import urlsplit
 import click
 
 from specqd.cli.command import Command
+from specqd.cli.draft_options import Drafting, draft_options
 from specqd.cli.opening import open_llm
 from specqd.cli.options import (
     MachineChoice,
     Positions,
     PromptCacheChoice,
     context_option,
-    draft_option,
     machine_options,
     model_argument,
     option,
@@ -37,7 +37,7 @@ Examples:
 
 @click.command(cls=Command, epilog=_EPILOG)
 @model_argument
-@draft_option
+@draft_options
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port",
@@ -114,7 +114,7 @@ Examples:
 @machine_options
 def serve(
     model: str | None,
-    draft: tuple[str, ...],
+    draft: Drafting,
     host: str,
     port: int,
     api_keys: tuple[str, ...],

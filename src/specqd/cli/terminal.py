@@ -37,6 +37,10 @@ def one_line(text: str) -> str:
     return harmless(text.replace("\n", " "))
 
 
+def shown_bytes(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
 def say(text: str) -> None:
     """Prints a message of the program to standard error, on one line."""
     print(f"specqd: {one_line(text)}", file=sys.stderr)

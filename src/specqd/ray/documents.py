@@ -27,6 +27,7 @@ def batch(
     workers: int | None = None,
     threads: int | None = None,
     isa: str | None = None,
+    small: str | None = "auto",
 ) -> Dataset:
     """Adds the columns `text`, `finish_reason` and `error` to a dataset of prompts or chats.
 
@@ -35,7 +36,7 @@ def batch(
     seed, so Ray may run rows again.
 
     model: a path that exists on every machine, or `owner/name`. None: the shipped model.
-    draft, isa: as in LLM.
+    draft, isa, small: as in LLM.
     request: fields of every request, such as `{"max_tokens": 64}`.
     workers: copies of the model. None: as many as the cluster has room for.
     threads: cores per worker. None: all cores of the smallest machine.
@@ -45,7 +46,7 @@ def batch(
     given = None if model is None else str(model)
     words = (draft,) if isinstance(draft, str) else tuple(draft)
     name = SHIPPED if given is None else Path(given).name if Path(given).is_dir() else given
-    made = Workers(absolute(given), name, words, threads, isa, workers)
+    made = Workers(absolute(given), name, words, threads, isa, workers, absolute(small))
     return dataset.map_batches(
         _Rows,
         fn_constructor_kwargs={"workers": made, "request": dict(request or {})},

@@ -16,8 +16,8 @@ _FLAGS = {"true": True, "false": False}
 class Options:
     """The arguments of the application.
 
-    model, draft, isa, context, cache_positions: as in LLM. The parts of `draft` are separated by
-        commas.
+    model, draft, isa, context, cache_positions, small: as in LLM. The parts of `draft` are
+        separated by commas.
     replicas: copies of the model.
     max_replicas: the most copies. Serve adds copies while each has more than `ongoing` requests,
         and removes them, down to `replicas`, after fewer would have sufficed for `idle_seconds`.
@@ -44,6 +44,7 @@ class Options:
     cache_positions: int | None = None
     served_model_name: str | None = None
     lenient: bool = False
+    small: str = "auto"
     fronts: int = 1
     routing: str = "prefix"
     allow_host: tuple[str, ...] = ()

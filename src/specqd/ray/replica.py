@@ -85,6 +85,7 @@ def _open(options: Options, model: str | None, draft: tuple[str, ...]) -> Servic
         options.isa,
         cache_positions=options.cache_positions,
         context=options.context,
+        small=options.small,
     )
     return open_service(
         llm,

@@ -1,6 +1,7 @@
 """Builds the application: fronts check and route requests, replicas answer them."""
 
 import os
+from dataclasses import replace
 from typing import Any
 
 from ray import serve
@@ -33,7 +34,9 @@ def app(arguments: dict[str, Any]) -> serve.Application:
     if not all(key.isascii() and key.isprintable() for key in options.api_keys):
         raise RequestError("api_keys: HTTP headers can carry only printable ASCII; change the keys")
     replicas = _replicas(options).bind(
-        options, absolute(options.model), tuple(absolute(word) or word for word in options.draft)
+        replace(options, small=absolute(options.small) or options.small),
+        absolute(options.model),
+        tuple(absolute(word) or word for word in options.draft),
     )
     names = frozenset(name.lower() for name in options.allow_host)
     access = Access(api_keys=options.api_keys, host_names=names)

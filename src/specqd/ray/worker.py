@@ -24,6 +24,7 @@ class Workers:
     threads: int | None = None  # per worker; None: the cores of the cluster's smallest machine
     isa: str | None = None
     count: int | None = None  # of workers; None: as many as fit
+    small: str | None = "auto"  # as in LLM
 
     def placed(self) -> dict[str, Any]:
         """Returns the arguments of `map_batches` for the connected cluster.
@@ -53,7 +54,13 @@ class Worker:
 
     def __init__(self, workers: Workers, created: int = 0) -> None:
         self._name, self._created = workers.name, created
-        self._llm = LLM(workers.model, workers.draft or "auto", workers.threads, workers.isa)
+        self._llm = LLM(
+            workers.model,
+            workers.draft or "auto",
+            workers.threads,
+            workers.isa,
+            small=workers.small,
+        )
 
     def answers(self, lines: Sequence[bytes]) -> list[Json]:
         """Returns the answers in the order of the lines.

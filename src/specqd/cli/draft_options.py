@@ -1,0 +1,63 @@
+"""The options that choose drafts: --draft, --small and --no-small."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+from specqd.cli.options import option
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """The drafts that the options request: a chain, empty for `auto`, and the small model that
+    `auto` adds: a name, `auto` for the known one, or None."""
+
+    chain: tuple[str, ...] = ()
+    small: str | None = "auto"
+
+    @property
+    def wants_sibling(self) -> bool:
+        """Whether the small model that is known for the model drafts."""
+        return not self.chain and self.small == "auto"
+
+
+PLAIN = Drafting(("none",))
+
+
+def draft_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--draft, --small and --no-small, as the one argument `draft`."""
+
+    @wraps(command)
+    def with_draft(
+        *, draft: tuple[str, ...], small: str | None, no_small: bool, **others: Any
+    ) -> Any:
+        return command(draft=Drafting(draft, None if no_small else small or "auto"), **others)
+
+    chain = option(
+        "--draft",
+        also=("-md", "--model-draft"),
+        multiple=True,
+        metavar="DRAFT",
+        callback=lambda context, parameter, given: () if given == ("auto",) else given,
+        help="auto (default: the model's own weights in 4 bits, its MTP layer if it has one, a "
+        "small model if one is known or --small names it, and n-grams), none, or a chain, "
+        "outermost first, one option per level: fp4 (the model's own weights in 4 bits), mxfp4 "
+        "(the same in MXFP4), MODEL[:bf16|:fp4|:mxfp4], head:DIR[:bf16|:fp4] (a trained EAGLE-3 "
+        "head), mtp[:bf16|:fp4] (the model's own MTP layer), ngram[:FILE]; A|B for two side by "
+        "side; :k=N at the end fixes the draft length. Changes the speed, never the text.",
+    )
+    small = option(
+        "--small",
+        excludes=("draft",),
+        metavar="MODEL",
+        help="A smaller model with the same tokens, which auto adds to the drafts. Default: the "
+        "one that `specqd models` lists; it is fetched with the model.",
+    )
+    no_small = option(
+        "--no-small",
+        excludes=("small",),
+        is_flag=True,
+        help="Draft without a small model, and fetch none.",
+    )
+    return chain(small(no_small(with_draft)))
