@@ -3,6 +3,7 @@
 import shutil
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from specqd.llm.draft_words import DraftSpec, parse_chain
 from specqd.model.model import Precision
 from specqd.model.weights import _PACKING_HEADROOM, typical_bytes
 from specqd.siblings import sibling_of
+from support.families import FAMILY_SHAPES
 from support.random_models import Shape, make_model, swap_tokens
 from support.random_mtp import make_mtp_model
 from support.refusals import refused
@@ -143,6 +145,24 @@ def test_a_small_model_changes_no_token(
     beside = [*mtp, "small:fp4"]
     assert names_of(llm) == ["bf16", "fp4", *(f"{each} below fp4" for each in beside), *beside]
     assert tokens_of(llm, seed) == tokens_of(llm.with_draft("none"), seed)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "lfm2", "gemma3_text", "qwen3_moe"])
+def test_a_small_model_of_any_kind_changes_no_token(tmp_path: Path, seed: int, kind: str) -> None:
+    """It has states, windows or experts, and draws from two places in turn."""
+    shape = replace(FAMILY_SHAPES[kind], context=256, is_peaked=True)
+    target = make_model(tmp_path / "target", shape, seed)
+    small = make_model(tmp_path / "small", shape, seed)  # the same: drafts that are accepted
+    plain = LLM(target, "none", small=small, threads=1)
+    expected = tokens_of(plain, seed)
+    forced = [f"fp4:k=4|{small}:k=3", f"{small}:k=2|ngram"]
+    for chain in ("auto", forced):
+        tree = plain.with_draft(chain)
+        assert tokens_of(tree, seed) == expected, chain
+        levels = [each for each in tree.engine.level.levels if isinstance(each, Level)]
+        caches = [each.model.cache for each in levels]
+        assert [each.free_pages for each in caches] == [each.total_pages for each in caches]
+    assert levels[2].stats.forwards > 1  # below the own draft
 
 
 def test_the_small_model_drafts_alone_for_4_bit_weights(directory: Path, seed: int) -> None:
