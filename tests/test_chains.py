@@ -11,7 +11,13 @@ from specqd import LLM, SamplingParams
 from specqd._native import Level, NoDraft
 from specqd.cli import main
 from specqd.engine.reports import chain_of
-from specqd.errors import HubError, RequestError, SpecqdError, TokenizerError
+from specqd.errors import (
+    HubError,
+    LoadedFormatError,
+    RequestError,
+    SpecqdError,
+    TokenizerError,
+)
 from specqd.formats.fp4 import DraftFormat
 from specqd.llm.draft_words import DraftSpec, parse_chain
 from specqd.model.model import Model, Precision
@@ -249,6 +255,19 @@ def test_a_model_named_twice_is_packed_once(llm: LLM, directory: Path) -> None:
     assert outer.weights is exact.weights
     assert outer.cache is not exact.cache
     assert outer.precision is Precision.FP4
+
+
+def test_another_format_needs_another_load(llm: LLM, directory: Path, generate: "Generate") -> None:
+    with pytest.raises(LoadedFormatError, match="loaded as fp4; draft with fp4"):
+        llm.with_draft("mxfp4")
+    seen: list[tuple[int, int]] = []
+    other = llm.with_draft("mxfp4", reload=True, progress=lambda *call: seen.append(call))
+    assert seen[-1][0] == seen[-1][1] > 0
+    assert other.model.weights.draft is DraftFormat.MXFP4
+    assert other.model.machine is llm.model.machine
+    assert generate(other) == generate(llm)
+    other.close()
+    assert llm.generate([[1, 2]], SamplingParams(max_tokens=2))
 
 
 def test_a_model_may_stand_below_a_draft_and_beside_it(

@@ -67,6 +67,10 @@ class FieldError(RequestError):
         self.field = field
 
 
+class LoadedFormatError(RequestError):
+    """A draft needs weights in another format than they are loaded in."""
+
+
 class TooLongError(RequestError):
     """A prompt leaves no room for a new token in the context or the cache."""
 

@@ -10,7 +10,7 @@ from specqd import _native
 from specqd._native import DraftChoice, Level, NgramDrafter, NoDraft
 from specqd.config import read_config
 from specqd.engine.roles import Drafter
-from specqd.errors import HubError, RequestError, TokenizerError
+from specqd.errors import HubError, LoadedFormatError, RequestError, TokenizerError
 from specqd.formats.fp4 import DraftFormat
 from specqd.hub import model_name, real_path, resolve
 from specqd.llm.draft_words import KNOWN, DraftSpec, members_of, refused
@@ -18,7 +18,7 @@ from specqd.model.heads import Head, HeadFiles, load_head
 from specqd.model.loader import Progress
 from specqd.model.model import Model, Precision
 from specqd.model.mtp import MtpFiles, load_mtp
-from specqd.model.weights import Overall, bytes_to_pack, require_memory
+from specqd.model.weights import Overall, bytes_to_pack, open_packed, require_memory
 from specqd.text.text_file import json_lines, read_text_file
 from specqd.text.tokenizer import Tokenizer
 
@@ -70,7 +70,9 @@ class Drafts:
         if spec.kind in ("head", "mtp"):
             self._check_head(spec, specs)
             return None
-        return self._target[0] if spec.kind == "self" else self._find(spec), spec.precision
+        directory = self._target[0] if spec.kind == "self" else self._find(spec)
+        open_packed(directory, spec.format)  # refuses another format
+        return directory, spec.precision
 
     def forget(self) -> None:
         """Drops all loaded models. Chains that use them keep them."""
@@ -202,11 +204,8 @@ class Drafts:
         model = self._loaded(directory, spec, above, progress)
         if spec.format not in (None, model.weights.draft):
             loaded = model.weights.draft.value
-            raise refused(
-                spec.word,
-                f"these weights are loaded as {loaded}; draft with {loaded}, or start again with "
-                "this draft",
-            )
+            problem = f"these weights are loaded as {loaded}; draft with {loaded}, or start again"
+            raise LoadedFormatError(f"{problem} with this draft", "draft", spec.word)
         return model
 
     def _loaded(

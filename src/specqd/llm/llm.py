@@ -161,16 +161,29 @@ class LLM:
         return f"LLM({str(self.directory)!r}, {levels})"
 
     def with_draft(
-        self, draft: str | SequenceOf[str] | None, *, progress: Progress | None = None
+        self,
+        draft: str | SequenceOf[str] | None,
+        *,
+        reload: bool = False,
+        progress: Progress | None = None,
     ) -> "LLM":
         """The same model with other drafts; nothing is loaded twice. Use one of the two at a time:
-        they share the KV cache, and each assumes that it has all of it."""
+        they share the KV cache, and each assumes that it has all of it.
+
+        reload: load all weights again, for a draft in another format (`mxfp4` where `fp4` is
+            loaded, which is refused otherwise). The new LLM shares only the threads.
+        """
         inputs.check_words(draft)
         precision, own = self.model.precision, self.model.config
         with self.turns.alone():
-            specs = checked_chain(draft, self._small, precision, self.directory, own, self._drafts)
             other = copy(self)
-            other._engine = other._engine_of(specs, self._drafts.overall(specs, progress))
+            if reload:
+                other._drafts = Drafts(self.directory, precision, self.tokenizer)
+            specs = checked_chain(draft, self._small, precision, self.directory, own, other._drafts)
+            progress = other._drafts.overall(specs, progress)
+            if reload:
+                other._model = self.model.reopened(self.directory, draft_format(specs), progress)
+            other._engine = other._engine_of(specs, progress)
         return other
 
     def _engine_of(self, specs: SequenceOf[DraftSpec], progress: Progress | None) -> Engine:

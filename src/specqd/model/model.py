@@ -150,6 +150,21 @@ class Model(_native.ModelForward):
         cache = _native.KvCache(decoder, pages, _most_states(decoder), _most_slots(decoder))
         return cls(config, weights, decoder, machine, cache, precision)
 
+    def reopened(
+        self, directory: Path, draft: DraftFormat | None, progress: Progress | None = None
+    ) -> "Model":
+        """Loads the same files once more, with another format of the draft weights, for the same
+        threads and with a cache as large. Prompts are not kept in files."""
+        return Model.open(
+            directory,
+            machine=self.machine,
+            precision=self.precision,
+            draft=draft,
+            cache_positions=self.cache.total_pages * _native.PAGE_POSITIONS,
+            context=self.max_positions,
+            progress=progress,
+        )
+
     def as_draft(self) -> "Model":
         """The same model in fp4 precision, with the same weights and cache."""
         parts = self.config, self.weights, self.decoder, self.machine, self.cache

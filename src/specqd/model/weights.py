@@ -132,16 +132,25 @@ def open_loader(
     progress: Progress | None,
 ) -> Loader:
     """A loader over packed files, which state their format, or over files to be packed."""
-    if not is_packed(directory):
+    planes = open_packed(directory, draft)
+    if planes is None:
         tensors = open_weights(directory)
         return Loader(tensors, None, pool, isa, draft or DraftFormat.FP4, progress)
+    return Loader(planes.tensors, planes, pool, isa, planes.draft, progress)
+
+
+def open_packed(directory: Path, draft: DraftFormat | None) -> PackedFile | None:
+    """The planes of a packed model; None: it is not packed. Raises TensorError if they have
+    another format than `draft`."""
+    if not is_packed(directory):
+        return None
     planes = PackedFile.open(directory)
     if draft not in (None, planes.draft):
         raise TensorError(
             f"{planes.tensors.path}: its draft weights are packed as {planes.draft.value}; draft "
             f"with {planes.draft.value}, or pack the model as {draft.value}"
         )
-    return Loader(planes.tensors, planes, pool, isa, planes.draft, progress)
+    return planes
 
 
 def _warn_of_rounding(tensors: WeightSource) -> None:
