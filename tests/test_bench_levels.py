@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specqd import LLM, SamplingParams
+from specqd import LLM, SamplingParams, _native
 from specqd.bench import levels, rounds
 from specqd.bench.levels import (
     Arm,
@@ -17,18 +17,21 @@ from specqd.bench.levels import (
     default_chains,
     first_difference,
     make_arms,
+    name_of,
     read_prompts,
     summarised,
     timed,
     trials,
 )
 from specqd.cli import main
-from specqd.errors import RequestError, SpecqdError
+from specqd.errors import MachineError, RequestError, SpecqdError, TensorError
 from specqd.extras import install_command
 from specqd.formats.fp4 import DraftFormat
+from specqd.model.model import Model
 from support.command_line import Refuse
 from support.command_line import Run as RunMain
 from support.fixtures import an_llm
+from support.random_models import Shape, make_model
 
 PARAMS = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
 
@@ -63,6 +66,57 @@ def test_plain_decoding_comes_first_and_each_chain_once(arms: list[Arm]) -> None
 def test_the_default_chains_are_the_papers() -> None:
     assert default_chains(None) == ["fp4", "auto"]
     assert default_chains("./s") == ["fp4", "./s:bf16", "fp4 ./s:fp4 ngram", "auto"]
+
+
+def test_names_of_chains_have_only_the_last_part_of_each_path() -> None:
+    assert name_of("none") == "plain"
+    assert name_of("'fp4|/a b/s|ngram' /c/t.gguf:bf16:k=3") == "fp4|s|ngram t.gguf:bf16:k=3"
+
+
+def test_chains_in_two_formats_run_over_the_model_loaded_in_both(llm: LLM) -> None:
+    plain, *drafted = make_arms(llm, ["mxfp4:k=3", "fp4", "ngram", "mxfp4"])
+    assert [[level.name for level in arm.levels] for arm in drafted] == [
+        ["bf16", "mxfp4"], ["bf16", "fp4"], ["bf16"], ["bf16", "mxfp4"],
+    ]  # fmt: skip
+    own, again = llm.model, drafted[0].llm.model
+    assert [arm.llm.model for arm in drafted] == [again, own, own, again]
+    assert again.weights is not own.weights
+    assert again.machine is own.machine
+    assert again.cache.total_pages == own.cache.total_pages
+    done = list(trials([plain, *drafted], ["ab", "cd"], replace(PARAMS, temperature=0.8)))
+    assert len(done) == 2  # with equal tokens
+
+
+def test_a_small_model_is_loaded_in_two_formats(
+    tmp_path: Path, small_model: Path, seed: int
+) -> None:
+    small = make_model(tmp_path / "small", Shape(layers=1, context=256), seed + 1)
+    plain = LLM(small_model, "none", threads=1)
+    arms = make_arms(plain, [f"fp4 {small}:fp4", f"fp4 {small}:mxfp4", f"{small}:bf16"])
+    names = [[level.name for level in arm.levels] for arm in arms[1:]]
+    assert names == [["bf16", "fp4", f"small:{each}"] for each in ("fp4", "mxfp4")] + [
+        ["bf16", "small:bf16"]
+    ]
+
+
+def test_a_packed_model_in_another_format_is_refused_before_anything_is_loaded(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = tmp_path / "packed"
+    assert main(["pack", str(llm.directory), str(packed), "--calibrate", "none"]) == 0
+    plain = LLM(packed, "none", threads=1)
+    monkeypatch.setattr(Model, "open", lambda *_, **__: pytest.fail("loaded"))
+    for target, chain in ((plain, "mxfp4"), (llm, f"fp4 {packed}:mxfp4")):
+        with pytest.raises(TensorError, match="packed as fp4; draft with fp4, or pack"):
+            make_arms(target, [chain])
+
+
+def test_a_second_format_must_fit_into_memory(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "usable_memory", lambda: 1000)
+    monkeypatch.setattr(Model, "open", lambda *_, **__: pytest.fail("loaded"))
+    make_arms(llm, ["fp4"])
+    with pytest.raises(MachineError, match="GB are available"):
+        make_arms(llm, ["fp4", "mxfp4"])
 
 
 def test_prompts_are_read_up_to_the_limit(tmp_path: Path) -> None:
@@ -207,6 +261,7 @@ def test_the_results_are_written_as_json_where_asked(
     for each in printed["temperatures"]:
         plain, drafted = each["arms"]
         assert (plain["chain"], drafted["chain"]) == ("none", "fp4:k=2")
+        assert (plain["name"], drafted["name"]) == ("plain", "fp4:k=2")
         assert plain["over_plain"] == {"median": 1.0, "low": 1.0, "high": 1.0}
         for key in ("over_plain", "over_bf16_limit", "wall_over_plain"):
             assert drafted[key]["low"] <= drafted[key]["median"] <= drafted[key]["high"]

@@ -164,7 +164,7 @@ def test_demo_fails_where_tokens_differ(
     small_model: Path, tmp_path: Path, seed: int, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = LLM(make_model(tmp_path, Shape(context=256), seed + 1))
-    monkeypatch.setattr(LLM, "with_draft", lambda self, draft: other)
+    monkeypatch.setattr(LLM, "with_draft", lambda self, draft, **_: other)
     status, out, err = run("demo", small_model, "-p", "ab", "-n", "24")
     assert status == 1
     assert "Identical" not in out

@@ -57,7 +57,7 @@ def _draw_speedups(axes: Any, summaries: Sequence[Summary]) -> None:
     limits = [summary.over_bf16_limit.median for summary in summaries]
     axes.plot(limits, places, "D", color=_LIMIT, label="x BF16 limit")
     axes.axvline(1.0, color="grey", linewidth=0.8)
-    axes.set_yticks(places, [summary.title for summary in summaries])
+    axes.set_yticks(places, [summary.name for summary in summaries])
     axes.invert_yaxis()
     axes.set_xlabel("relative decoding speed")
     axes.legend(fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
@@ -69,7 +69,7 @@ def _draw_places(axes: Any, summaries: Sequence[Summary]) -> None:
         reached = sum(drafted >= _FEWEST for drafted in verifier.drafted_at)
         if reached:
             shares = verifier.acceptance_at[:reached]
-            axes.plot(range(1, reached + 1), shares, "o-", markersize=3, label=summary.title)
+            axes.plot(range(1, reached + 1), shares, "o-", markersize=3, label=summary.name)
     axes.set_ylim(0.0, 1.02)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("position in the proposal")

@@ -1,12 +1,14 @@
 """Times chains of levels against plain decoding on a set of prompts, as the paper does.
 
-Every arm completes each prompt alone, in turns over one loaded model, and ratios are taken within a
-prompt. No arm finds the prompt in the cache. The prefill of a separate draft model counts as
-decoding. The tokens of every arm must equal those of plain decoding.
+Every arm completes each prompt alone, in turns, and ratios are taken within a prompt. The model is
+loaded once per format of draft weights; its exact weights are the same bits in all of them. No arm
+finds the prompt in the cache. The prefill of a separate draft model counts as decoding. The tokens
+of every arm must equal those of plain decoding.
 """
 
 import json
 import shlex
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
@@ -22,8 +24,9 @@ from specqd._native import Level
 from specqd.bench.rounds import Interval, bandwidths, quotients, turns
 from specqd.engine.generation import GenerationRequest
 from specqd.engine.reports import LevelReport, Stats
-from specqd.errors import RequestError, SpecqdError
+from specqd.errors import LoadedFormatError, RequestError, SpecqdError, SpecqdWarning
 from specqd.llm import LLM
+from specqd.model.loader import Progress
 from specqd.sampling import SamplingParams
 
 PLAIN = "none"
@@ -36,6 +39,7 @@ Clock = Callable[[], float]
 class Arm:
     """A way of decoding. `chain` has the values of --draft, outermost level first."""
 
+    name: str
     chain: str
     llm: LLM
 
@@ -75,6 +79,7 @@ class Trial:
 class Summary:
     """One arm's results over all prompts."""
 
+    name: str
     chain: str
     tokens_per_s: float
     prefill_s: float
@@ -85,12 +90,6 @@ class Summary:
     wall_over_plain: Interval
     levels: tuple[LevelReport, ...]
     shares: tuple[float, ...]  # by level: share of the bandwidth at its working set
-
-    @property
-    def title(self) -> str:
-        """The chain with only the last part of each path."""
-        words = [word.rsplit("/", 1)[-1] for word in words_of(self.chain)]
-        return "plain" if words == [PLAIN] else " ".join(words)
 
     @property
     def gigabytes(self) -> float:
@@ -170,14 +169,37 @@ def default_chains(small: str | None) -> list[str]:
     return ["fp4", *with_small, "auto"]
 
 
-def make_arms(plain: LLM, chains: Sequence[str]) -> list[Arm]:
-    """Plain decoding, then each chain, over one loaded model."""
-    others = [chain for chain in dict.fromkeys(chains) if words_of(chain) != [PLAIN]]
-    arms = [Arm(PLAIN, plain)]
-    arms += [Arm(chain, plain.with_draft(words_of(chain))) for chain in others]
+def name_of(chain: str) -> str:
+    """The chain with only the last part of each path."""
+    members = [word.split("|") for word in words_of(chain)]
+    words = ["|".join(each.rsplit("/", 1)[-1] for each in level) for level in members]
+    return "plain" if words == [PLAIN] else " ".join(words)
+
+
+def make_arms(plain: LLM, chains: Sequence[str], progress: Progress | None = None) -> list[Arm]:
+    """Plain decoding, then each chain. A chain that drafts in a format in which no model is loaded
+    yet loads all of its models in that format."""
+    arms, loaded = [Arm(name_of(PLAIN), PLAIN, plain)], [plain]
+    for chain in dict.fromkeys(chains):
+        if (words := words_of(chain)) != [PLAIN]:
+            arms.append(Arm(name_of(chain), chain, _with_draft(loaded, words, progress)))
     for arm in arms:
         arm.llm.engine.scheduler.reuses_prefixes = False
     return arms
+
+
+def _with_draft(loaded: list[LLM], words: Sequence[str], progress: Progress | None) -> LLM:
+    """The chain over the first of the loaded models that has its formats, else over another one,
+    which is added to them."""
+    for llm in loaded:
+        try:
+            return llm.with_draft(words, progress=progress)
+        except LoadedFormatError:
+            continue
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SpecqdWarning)  # the first load has warned
+        loaded.append(loaded[0].with_draft(words, reload=True, progress=progress))
+    return loaded[-1]
 
 
 def read_prompts(path: Path, limit: int) -> list[str]:
@@ -292,6 +314,7 @@ def summarised(arms: Sequence[Arm], done: Sequence[Trial]) -> list[Summary]:
         bandwidths = [median(trial.gb_per_s[size] for trial in done) for size in sizes]
         summaries.append(
             Summary(
+                arm.name,
                 arm.chain,
                 median(speeds),
                 median(run.prefill_s for run in runs),

@@ -1,15 +1,14 @@
-"""`specqd bench`: measures bandwidth, kernels and chains of levels on this machine."""
+"""`specqd bench`: measures bandwidth, kernels and the stages of a forward on this machine."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from specqd.cli.agreement import agreement_lines, measure_agreement
 from specqd.cli.bench_head import bench_head
+from specqd.cli.bench_levels import levels
 from specqd.cli.command import Group
 from specqd.cli.draft_options import PLAIN
 from specqd.cli.opening import open_llm
@@ -17,23 +16,15 @@ from specqd.cli.options import (
     OUT_FILE,
     MachineChoice,
     json_option,
-    limits,
     machine_options,
     model_argument,
-    option,
-    prompts_option,
-    temperatures_option,
 )
-from specqd.cli.terminal import ProgressBar, aligned, one_line, write_results
+from specqd.cli.terminal import aligned, write_results
 
 if TYPE_CHECKING:
-    from specqd.bench.draft_formats import FormatAgreement
     from specqd.bench.kernels import KernelSpeed
-    from specqd.bench.levels import Arm, Comparison, Summary
-    from specqd.bench.rounds import Interval
     from specqd.bench.stages import ForwardTimes
     from specqd.model.model import Machine
-    from specqd.sampling import SamplingParams
 
 
 @click.group(cls=Group)
@@ -41,7 +32,8 @@ def bench() -> None:
     """Measure bandwidth, kernels and drafts on this machine."""
 
 
-bench.add_command(bench_head)
+for each in (bench_head, levels):
+    bench.add_command(each)
 
 
 @bench.command()
@@ -211,135 +203,3 @@ def _stage_lines(times: "ForwardTimes") -> list[str]:
         f"bandwidth, {times.gb_per_s:.1f} GB/s"
     )
     return ["", title, read, *aligned(rows)]
-
-
-@bench.command()
-@model_argument
-@prompts_option
-@option(
-    "--chain",
-    "chains",
-    excludes=("small",),
-    multiple=True,
-    metavar="DRAFTS",
-    help='Values for --draft, outermost level first, such as "fp4 ngram". May repeat.',
-)
-@option(
-    "--small", metavar="MODEL", help="A small draft model for the default chains, and for auto."
-)
-@click.option(
-    "--rounds", default=1, show_default=True, type=click.IntRange(1), help="Runs of each prompt."
-)
-@limits(20, 128, "New tokens of each run.")
-@temperatures_option
-@machine_options
-@json_option
-@click.option("--plot", type=OUT_FILE, help="Also plot the results; needs the extra `bench`.")
-def levels(
-    model: str | None,
-    prompts_file: Path,
-    chains: tuple[str, ...],
-    small: str | None,
-    limit: int,
-    rounds: int,
-    max_tokens: int,
-    temperatures: tuple[float, ...],
-    machine: MachineChoice,
-    json_file: Path | None,
-    plot: Path | None,
-) -> None:
-    """Time chains of drafts against plain decoding, and check that all tokens are equal.
-
-    First loads each format of draft weights and shows how often its draft agrees with the model.
-    Default chains: fp4 and auto; with --small also the small model alone and below fp4.
-    Batch 1; ratios are medians over prompts with their 95 % interval.
-
-    \b
-    Examples:
-      specqd bench levels --prompts prompts.jsonl
-      specqd bench levels ./big --prompts prompts.jsonl --small ./small --plot levels.png
-      specqd bench levels --prompts prompts.jsonl --chain fp4:k=4 --chain "fp4 ngram" --limit 50
-    """
-    from specqd.bench.level_plot import draw, require_matplotlib
-    from specqd.bench.levels import Comparison, default_chains, make_arms, read_prompts
-    from specqd.sampling import SamplingParams
-
-    if plot is not None:
-        require_matplotlib()
-    prompts = read_prompts(prompts_file, limit)
-    plain = open_llm(model, replace(PLAIN, small=small or "auto"), machine)
-    with ProgressBar("Loading drafts"):
-        arms = make_arms(plain, chains or default_chains(small))
-    comparison = Comparison.on(
-        plain,
-        prompts=prompts_file.name,
-        num_prompts=len(prompts),
-        rounds=rounds,
-        max_tokens=max_tokens,
-    )
-    click.echo(_setting(comparison))
-    common = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    by_temperature = {each: replace(common, temperature=each) for each in temperatures}
-    formats = measure_agreement(plain, prompts, list(by_temperature.values()))
-    click.echo("\n".join(["", *agreement_lines(formats)][:-1]))
-    for temperature, params in by_temperature.items():
-        summaries = _compared(arms, prompts, params, rounds)
-        comparison.by_temperature[temperature] = summaries
-        click.echo("\n".join(_level_lines(temperature, summaries)))
-    if plot is not None:
-        draw(plot, comparison)
-    write_results(described(comparison, formats), json_file)
-
-
-def described(comparison: "Comparison", formats: "Sequence[FormatAgreement]") -> dict[str, Any]:
-    """The object that --json prints."""
-    return comparison.described() | {"agreement": [each.described() for each in formats]}
-
-
-def _compared(
-    arms: "Sequence[Arm]", prompts: Sequence[str], params: "SamplingParams", rounds: int
-) -> "list[Summary]":
-    from specqd.bench.levels import summarised, trials
-
-    done = []
-    with ProgressBar(f"Temperature {params.temperature:g}") as bar:
-        for trial in trials(arms, prompts, params, rounds):
-            done.append(trial)
-            bar(len(done), len(prompts) * rounds)
-    return summarised(arms, done)
-
-
-def _setting(comparison: "Comparison") -> str:
-    return one_line(
-        f"{comparison.setting}; {comparison.num_prompts} prompts of {comparison.prompts}, "
-        f"{comparison.rounds} x {comparison.max_tokens} new tokens each"
-    )
-
-
-def _level_lines(temperature: float, summaries: "Sequence[Summary]") -> list[str]:
-    header = [
-        *("chain", "tokens/s", "x plain", "", "x BF16 limit", "", "x plain, wall", ""),
-        *("prefill ms", "accepted", "length", "share of bandwidth"),
-    ]
-    rows = [header, *(_level_row(summary) for summary in summaries)]
-    return ["", f"temperature {temperature:g}: equal tokens in all chains", *aligned(rows)]
-
-
-def _level_row(summary: "Summary") -> list[str]:
-    verifier = summary.levels[0]
-    accepted, length = verifier.acceptance, verifier.mean_accepted_length
-    return [
-        one_line(summary.title),
-        f"{summary.tokens_per_s:.1f}",
-        *interval_cells(summary.over_plain),
-        *interval_cells(summary.over_bf16_limit),
-        *interval_cells(summary.wall_over_plain),
-        f"{1e3 * summary.prefill_s:.1f}",
-        "-" if accepted is None else f"{accepted:.0%}",
-        "-" if length is None else f"{length:.2f}",
-        " ".join(f"{share:.0%}" for share in summary.shares),
-    ]
-
-
-def interval_cells(interval: "Interval") -> list[str]:
-    return [f"{interval.median:.2f}", f"[{interval.low:.2f}, {interval.high:.2f}]"]

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     help="Tokens of each proposal.",
 )
 @limits(8, 64, "New tokens after each prompt.")
-@temperatures_option
+@temperatures_option(0.0, 0.8)
 @click.option(
     "--probe",
     is_flag=True,

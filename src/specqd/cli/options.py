@@ -91,14 +91,18 @@ json_option = click.option(
     type=OutPath(allow_dash=True),
     help="Also write the results to this file, as JSON; -: to standard output.",
 )
-temperatures_option = click.option(
-    "--temperature",
-    "temperatures",
-    multiple=True,
-    default=(0.0, 0.8),
-    show_default=True,
-    help="Sampling temperature; 0: greedy. May repeat.",
-)
+
+
+def temperatures_option(*default: float) -> Callable[[Command], Command]:
+    """--temperature, which may repeat, as `temperatures`."""
+    return click.option(
+        "--temperature",
+        "temperatures",
+        multiple=True,
+        default=default,
+        show_default=True,
+        help="Sampling temperature; 0: greedy. May repeat.",
+    )
 
 
 def limits(prompts: int, new_tokens: int, help_text: str) -> Callable[[Command], Command]:

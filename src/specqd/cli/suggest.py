@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from specqd.cli.agreement import agreement_lines, measure_agreement, note_left_out
-from specqd.cli.bench import described, interval_cells
+from specqd.cli.bench_levels import described, interval_cells
 from specqd.cli.command import Command as AnyCommand
 from specqd.cli.options import IN_FILE, Command, option
 from specqd.cli.terminal import ProgressBar, aligned, one_line
@@ -134,7 +134,7 @@ def table(comparison: "Comparison", temperature: float) -> list[str]:
         accepted = summary.levels[0].acceptance
         rows.append(
             [
-                summary.title,
+                summary.name,
                 f"{summary.tokens_per_s:.1f}",
                 *interval_cells(summary.over_plain),
                 "-" if accepted is None else f"{accepted:.0%}",

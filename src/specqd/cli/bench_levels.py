@@ -1,0 +1,206 @@
+"""`specqd bench levels`: chains of drafts against plain decoding."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specqd.cli.agreement import agreement_lines, measure_agreement
+from specqd.cli.command import Command
+from specqd.cli.draft_options import PLAIN
+from specqd.cli.opening import open_llm
+from specqd.cli.options import (
+    OUT_FILE,
+    MachineChoice,
+    json_option,
+    limits,
+    machine_options,
+    model_argument,
+    option,
+    prompts_option,
+    temperatures_option,
+)
+from specqd.cli.terminal import ProgressBar, aligned, one_line, write_results
+
+if TYPE_CHECKING:
+    from specqd.bench.draft_formats import FormatAgreement
+    from specqd.bench.levels import Arm, Comparison, Summary
+    from specqd.bench.rounds import Interval
+    from specqd.llm import LLM
+    from specqd.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is run, and where the results go, whatever the arms are."""
+
+    prompts_file: Path
+    limit: int
+    rounds: int
+    max_tokens: int
+    temperatures: tuple[float, ...]
+    machine: MachineChoice
+    json_file: Path | None
+    plot: Path | None
+
+    @property
+    def params(self) -> "dict[float, SamplingParams]":
+        """By temperature."""
+        from specqd.sampling import SamplingParams
+
+        common = SamplingParams(max_tokens=self.max_tokens, ignore_eos=True)
+        return {each: replace(common, temperature=each) for each in self.temperatures}
+
+    def prompts(self) -> list[str]:
+        """Reads the prompts, and refuses a plot that cannot be drawn."""
+        from specqd.bench.level_plot import require_matplotlib
+        from specqd.bench.levels import read_prompts
+
+        if self.plot is not None:
+            require_matplotlib()
+        return read_prompts(self.prompts_file, self.limit)
+
+    def comparison(self, plain: "LLM", prompts: Sequence[str]) -> "Comparison":
+        from specqd.bench.levels import Comparison
+
+        return Comparison.on(
+            plain,
+            prompts=self.prompts_file.name,
+            num_prompts=len(prompts),
+            rounds=self.rounds,
+            max_tokens=self.max_tokens,
+        )
+
+    def run(self, comparison: "Comparison", arms: "Sequence[Arm]", prompts: Sequence[str]) -> None:
+        """Times all arms at each temperature, and prints and plots the results."""
+        from specqd.bench.level_plot import draw
+        from specqd.bench.levels import summarised, trials
+
+        for temperature, params in self.params.items():
+            done = []
+            with ProgressBar(f"Temperature {temperature:g}") as bar:
+                for trial in trials(arms, prompts, params, self.rounds):
+                    done.append(trial)
+                    bar(len(done), len(prompts) * self.rounds)
+            summaries = summarised(arms, done)
+            comparison.by_temperature[temperature] = summaries
+            click.echo("\n".join(_table(temperature, summaries)))
+        if self.plot is not None:
+            draw(self.plot, comparison)
+
+
+def plan_options(
+    limit: int, temperatures: tuple[float, ...]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options of a Plan with these defaults, as the one argument `plan`."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        fields = Plan.__dataclass_fields__
+
+        @wraps(command)
+        def with_plan(**options: Any) -> Any:
+            plan = Plan(**{name: options.pop(name) for name in fields})
+            return command(plan=plan, **options)
+
+        rounds = click.option(
+            "--rounds",
+            default=1,
+            show_default=True,
+            type=click.IntRange(1),
+            help="Runs of each prompt.",
+        )
+        plot = click.option(
+            "--plot", type=OUT_FILE, help="Also plot the results; needs the extra `bench`."
+        )
+        measured = limits(limit, 128, "New tokens of each run.")
+        placed = machine_options(json_option(plot(with_plan)))
+        return prompts_option(rounds(measured(temperatures_option(*temperatures)(placed))))
+
+    return decorate
+
+
+@click.command(cls=Command)
+@model_argument
+@option(
+    "--chain",
+    "chains",
+    excludes=("small",),
+    multiple=True,
+    metavar="DRAFTS",
+    help='Values for --draft, outermost level first, such as "fp4 ngram". May repeat.',
+)
+@option(
+    "--small", metavar="MODEL", help="A small draft model for the default chains, and for auto."
+)
+@plan_options(20, (0.0, 0.8))
+def levels(model: str | None, chains: tuple[str, ...], small: str | None, plan: Plan) -> None:
+    """Time chains of drafts against plain decoding, and check that all tokens are equal.
+
+    First loads each format of draft weights and shows how often its draft agrees with the model.
+    Default chains: fp4 and auto; with --small also the small model alone and below fp4.
+    Chains may name fp4 and mxfp4; the model is then loaded in both formats.
+    Batch 1; ratios are medians over prompts with their 95 % interval. "accepted" is the acceptance
+    rate of the drafts for each level, outermost first.
+
+    \b
+    Examples:
+      specqd bench levels --prompts prompts.jsonl
+      specqd bench levels ./big --prompts prompts.jsonl --small ./small --plot levels.png
+      specqd bench levels --prompts prompts.jsonl --chain fp4:k=4 --chain "mxfp4 ngram" --limit 50
+    """
+    from specqd.bench.levels import default_chains, make_arms
+
+    prompts = plan.prompts()
+    plain = open_llm(model, replace(PLAIN, small=small or "auto"), plan.machine)
+    with ProgressBar("Loading drafts") as bar:
+        arms = make_arms(plain, chains or default_chains(small), bar)
+    comparison = plan.comparison(plain, prompts)
+    click.echo(_setting(comparison))
+    formats = measure_agreement(plain, prompts, list(plan.params.values()))
+    click.echo("\n".join(["", *agreement_lines(formats)][:-1]))
+    plan.run(comparison, arms, prompts)
+    write_results(described(comparison, formats), plan.json_file)
+
+
+def described(comparison: "Comparison", formats: "Sequence[FormatAgreement]") -> dict[str, Any]:
+    """The object that --json prints."""
+    return comparison.described() | {"agreement": [each.described() for each in formats]}
+
+
+def _setting(comparison: "Comparison") -> str:
+    return one_line(
+        f"{comparison.setting}; {comparison.num_prompts} prompts of {comparison.prompts}, "
+        f"{comparison.rounds} x {comparison.max_tokens} new tokens each"
+    )
+
+
+def _table(temperature: float, summaries: "Sequence[Summary]") -> list[str]:
+    header = [
+        *("chain", "tokens/s", "x plain", "", "x BF16 limit", "", "x plain, wall", ""),
+        *("prefill ms", "accepted", "length", "share of bandwidth"),
+    ]
+    rows = [header, *(_row(summary) for summary in summaries)]
+    return ["", f"temperature {temperature:g}: equal tokens in all chains", *aligned(rows)]
+
+
+def _row(summary: "Summary") -> list[str]:
+    rates = [level.acceptance for level in summary.levels]
+    length = summary.levels[0].mean_accepted_length
+    return [
+        one_line(summary.name),
+        f"{summary.tokens_per_s:.1f}",
+        *interval_cells(summary.over_plain),
+        *interval_cells(summary.over_bf16_limit),
+        *interval_cells(summary.wall_over_plain),
+        f"{1e3 * summary.prefill_s:.1f}",
+        " ".join(f"{rate:.0%}" for rate in rates if rate is not None) or "-",
+        "-" if length is None else f"{length:.2f}",
+        " ".join(f"{share:.0%}" for share in summary.shares),
+    ]
+
+
+def interval_cells(interval: "Interval") -> list[str]:
+    return [f"{interval.median:.2f}", f"[{interval.low:.2f}, {interval.high:.2f}]"]
