@@ -21,7 +21,8 @@ def require_matplotlib() -> None:
 
 
 def draw(path: Path, comparison: Comparison) -> None:
-    """Draws a row per temperature: speed-ups with 95 % intervals, and acceptance by position."""
+    """Draws a row per temperature: speed-ups with 95 % intervals, and acceptance by position in
+    the proposal, for each level."""
     require_matplotlib()
     from matplotlib.figure import Figure
 
@@ -64,12 +65,19 @@ def _draw_speedups(axes: Any, summaries: Sequence[Summary]) -> None:
 
 
 def _draw_places(axes: Any, summaries: Sequence[Summary]) -> None:
-    for summary in summaries:
-        verifier = summary.levels[0]
-        reached = sum(drafted >= _FEWEST for drafted in verifier.drafted_at)
-        if reached:
-            shares = verifier.acceptance_at[:reached]
-            axes.plot(range(1, reached + 1), shares, "o-", markersize=3, label=summary.name)
+    """A line per level that verifies: solid for the target, dotted below it."""
+    for number, summary in enumerate(summaries):
+        for depth, level in enumerate(summary.levels):
+            reached = sum(drafted >= _FEWEST for drafted in level.drafted_at)
+            if reached:
+                axes.plot(
+                    range(1, reached + 1),
+                    level.acceptance_at[:reached],
+                    "o:" if depth else "o-",
+                    color=f"C{number}",
+                    markersize=3,
+                    label=f"{summary.name}: by {level.name}" if depth else summary.name,
+                )
     axes.set_ylim(0.0, 1.02)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("position in the proposal")

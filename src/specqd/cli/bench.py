@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specqd.cli.bench_head import bench_head
-from specqd.cli.bench_levels import levels
+from specqd.cli.bench_levels import levels, paper
 from specqd.cli.command import Group
 from specqd.cli.draft_options import PLAIN
 from specqd.cli.opening import open_llm
@@ -32,7 +32,7 @@ def bench() -> None:
     """Measure bandwidth, kernels and drafts on this machine."""
 
 
-for each in (bench_head, levels):
+for each in (bench_head, levels, paper):
     bench.add_command(each)
 
 

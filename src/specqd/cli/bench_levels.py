@@ -1,4 +1,4 @@
-"""`specqd bench levels`: chains of drafts against plain decoding."""
+"""`specqd bench levels` and `specqd bench paper`: chains of drafts against plain decoding."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,8 +13,10 @@ from specqd.cli.command import Command
 from specqd.cli.draft_options import PLAIN
 from specqd.cli.opening import open_llm
 from specqd.cli.options import (
+    MODEL_IS,
     OUT_FILE,
     MachineChoice,
+    complete_model,
     json_option,
     limits,
     machine_options,
@@ -163,6 +165,41 @@ def levels(model: str | None, chains: tuple[str, ...], small: str | None, plan: 
     click.echo("\n".join(["", *agreement_lines(formats)][:-1]))
     plan.run(comparison, arms, prompts)
     write_results(described(comparison, formats), plan.json_file)
+
+
+@click.command(cls=Command)
+@click.argument("model", shell_complete=complete_model, help=MODEL_IS)
+@click.argument(
+    "small", shell_complete=complete_model, help="A smaller model with the same tokens."
+)
+@plan_options(100, (0.0,))
+def paper(model: str, small: str, plan: Plan) -> None:
+    """Time the arms of the ML-SpecQD paper (arXiv 2503.13565) and ours on the same prompts.
+
+    GREEDY is plain decoding. MXFP4 drafts with the model's own weights in MXFP4, DRAFT with SMALL
+    in BF16, and MULTI with the MXFP4 weights, for which SMALL drafts in MXFP4; 8 tokens at a time,
+    as in the authors' script. Then come our own draft (fp4), the default (auto), and both with
+    SMALL below and beside them (auto+small); their lengths adapt. The models are loaded in both
+    formats. Columns are those of `bench levels`.
+
+    \b
+    Example:
+      specqd bench paper ./7b ./0.5b --prompts mbpp.jsonl --json paper.json --plot paper.png
+    """
+    from specqd.bench.levels import PLAIN, name_of
+    from specqd.bench.paper import paper_arms, paper_chains
+
+    prompts = plan.prompts()
+    drafted = open_llm(model, paper_chains(small)["DRAFT"], plan.machine)  # checks both first
+    plain = drafted.with_draft(PLAIN)
+    with ProgressBar("Loading drafts") as bar:
+        arms = paper_arms(plain, small, bar)
+    comparison = plan.comparison(plain, prompts)
+    width = max(len(arm.name) for arm in arms)
+    legend = [f"{arm.name.ljust(width)}  {name_of(arm.chain)}" for arm in arms]
+    click.echo("\n".join([_setting(comparison), "", *map(one_line, legend)]))
+    plan.run(comparison, arms, prompts)
+    write_results(comparison.described(), plan.json_file)
 
 
 def described(comparison: "Comparison", formats: "Sequence[FormatAgreement]") -> dict[str, Any]:
