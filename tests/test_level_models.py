@@ -162,3 +162,21 @@ def test_these_models_accept_and_reject(pair: list[Model]) -> None:
     level = Level(pair[0], Level(pair[0].as_draft(), NoDraft(), length=4))
     decode(level, [[5, 6, 7], [20, 30, 40, 50]], 0.8)
     assert 0 < level.stats.accepted < level.stats.drafted
+
+
+def test_levels_over_one_model_count_their_own_bytes(pair: list[Model]) -> None:
+    model = pair[0]
+    before = model.bytes_read, model.cache_bytes_read
+    once, twice = Level(model, NoDraft()), Level(model, NoDraft())
+    for level, count in ((once, 1), (twice, 2)):
+        sequence = Sequence([5, 6, 7], _native.Sampler(), 3)
+        for _ in range(count):
+            [step] = level.advance([DraftRequest(sequence, 1)])
+            sequence.tokens.extend(step.tokens)
+        level.release(sequence)
+    assert once.stats.bytes_read == model.bytes_per_forward
+    assert twice.stats.bytes_read == 2 * model.bytes_per_forward
+    assert 0 < once.stats.cache_bytes_read < twice.stats.cache_bytes_read
+    total = once.stats.bytes_read + twice.stats.bytes_read
+    cached = once.stats.cache_bytes_read + twice.stats.cache_bytes_read
+    assert (model.bytes_read - before[0], model.cache_bytes_read - before[1]) == (total, cached)

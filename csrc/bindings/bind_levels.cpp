@@ -273,6 +273,9 @@ void bind_level(nb::module_& m) {
       .def_ro("rows", &LevelStats::rows)
       .def_ro("seconds", &LevelStats::seconds, "Seconds spent in this level's forwards.")
       .def_ro("pick_seconds", &LevelStats::pick_seconds)
+      .def_ro("bytes_read", &LevelStats::bytes_read, "Bytes of weights that its forwards read.")
+      .def_ro("cache_bytes_read", &LevelStats::cache_bytes_read,
+              "Bytes of keys and values that its forwards read.")
       .def_ro("drafted", &LevelStats::drafted, "Tokens that its drafter proposed.")
       .def_ro("accepted", &LevelStats::accepted)
       .def_ro("accepted_at", &LevelStats::accepted_at, "Accepted tokens by place in the proposal.")

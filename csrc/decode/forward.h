@@ -52,6 +52,9 @@ class LevelModel {
   virtual ScoredTokens verify(int64_t row, std::span<const int32_t> proposal,
                               const std::shared_ptr<Sequence>& sequence) = 0;
   virtual void release(const std::shared_ptr<Sequence>& sequence) = 0;
+  // Bytes of weights, and of keys and values, that all forwards so far have read.
+  virtual size_t bytes_read() const { return 0; }
+  virtual size_t cache_bytes_read() const { return 0; }
 };
 
 // Throws std::invalid_argument if there are too many rows, if they do not match the tokens, or if
@@ -64,9 +67,8 @@ class DecoderForward : public LevelModel {
  public:
   int64_t max_rows() const override { return decoder_->max_rows(); }
   const Decoder& decoder() const { return *decoder_; }
-  // Bytes of weights, and of keys and values, that all forwards so far have read.
-  size_t bytes_read() const { return bytes_read_; }
-  size_t cache_bytes_read() const { return cache_bytes_read_; }
+  size_t bytes_read() const override { return bytes_read_; }
+  size_t cache_bytes_read() const override { return cache_bytes_read_; }
   // From now on, forwards read only the partial output head. By default they read the whole one.
   virtual void read_partial_head() { head_ = HeadUse::kPartial; }
 

@@ -262,6 +262,7 @@ std::vector<Proposal> Level::advance(std::span<const DraftRequest> requests) {
   const std::vector<Rows> batch = rows_of(requests, readings, proposals);
   int64_t num_rows = 0;
   for (const Rows& rows : batch) num_rows += std::ssize(rows.tokens);
+  const size_t read = model_.bytes_read(), cache_read = model_.cache_bytes_read();
   const double drafted = clock_();
   model_.forward(batch);
   const double forwarded = clock_();
@@ -272,6 +273,8 @@ std::vector<Proposal> Level::advance(std::span<const DraftRequest> requests) {
   stats.rows += num_rows;
   stats.seconds += forwarded - drafted;
   stats.pick_seconds += sampled - forwarded;
+  stats.bytes_read += model_.bytes_read() - read;
+  stats.cache_bytes_read += model_.cache_bytes_read() - cache_read;
   learn(readings, num_rows, clock_() - drafted);
   if (std::ranges::none_of(readings, &Reading::is_prompt)) {
     size_t made = 0;

@@ -23,7 +23,8 @@ struct LevelStats {
   int64_t forwards = 0, rows = 0;
   double seconds = 0.0;  // within forwards
   double pick_seconds = 0.0;
-  int64_t drafted = 0;  // tokens that its drafter proposed
+  size_t bytes_read = 0, cache_bytes_read = 0;  // by its forwards: other levels may use its model
+  int64_t drafted = 0;                          // tokens that its drafter proposed
   int64_t accepted = 0;
   std::vector<int64_t> accepted_at, drafted_at;  // by place in the proposal
   int64_t asked = 0;                             // requests to it as a drafter

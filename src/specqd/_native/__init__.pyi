@@ -810,6 +810,14 @@ class LevelStats:
     def pick_seconds(self) -> float: ...
 
     @property
+    def bytes_read(self) -> int:
+        """Bytes of weights that its forwards read."""
+
+    @property
+    def cache_bytes_read(self) -> int:
+        """Bytes of keys and values that its forwards read."""
+
+    @property
     def drafted(self) -> int:
         """Tokens that its drafter proposed."""
 

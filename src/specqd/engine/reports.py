@@ -43,11 +43,11 @@ class LevelReport:
     @classmethod
     def of(cls, level: Level) -> "LevelReport":
         """Counts since the level was made."""
-        counted, model = level.stats, level.model
+        counted = level.stats
         names = [each.name for each in fields(cls)[3:]]
         counts: dict[str, Any] = {name: getattr(counted, name) for name in names}
         counts |= {at: tuple(counts[at]) for at in ("drafted_at", "accepted_at")}
-        gigabytes, cache_gigabytes = model.bytes_read / 1e9, model.cache_bytes_read / 1e9
+        gigabytes, cache_gigabytes = counted.bytes_read / 1e9, counted.cache_bytes_read / 1e9
         return cls(level.name, gigabytes, cache_gigabytes, **counts)
 
     def since(self, before: "LevelReport") -> "LevelReport":
