@@ -13,6 +13,7 @@ from specqd.bench.levels import (
     Arm,
     Run,
     Trial,
+    chain_to_open,
     check_equal,
     default_chains,
     first_difference,
@@ -85,6 +86,22 @@ def test_chains_in_two_formats_run_over_the_model_loaded_in_both(llm: LLM) -> No
     assert again.cache.total_pages == own.cache.total_pages
     done = list(trials([plain, *drafted], ["ab", "cd"], replace(PARAMS, temperature=0.8)))
     assert len(done) == 2  # with equal tokens
+
+
+@pytest.mark.parametrize(
+    ("chains", "opened"),
+    [
+        (["mxfp4:k=3", "mxfp4 ngram"], "mxfp4:k=3"),
+        (["fp4|ngram"], "fp4|ngram"),
+        (["mxfp4", "fp4"], "none"),
+        (["mxfp4", "auto"], "none"),  # auto drafts in the format that a user gets
+        (["./small:mxfp4"], "none"),
+    ],
+)
+def test_a_model_is_loaded_once_if_all_chains_state_one_format(
+    chains: list[str], opened: str
+) -> None:
+    assert chain_to_open(chains) == opened
 
 
 def test_a_small_model_is_loaded_in_two_formats(

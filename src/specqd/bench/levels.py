@@ -26,6 +26,7 @@ from specqd.engine.generation import GenerationRequest
 from specqd.engine.reports import LevelReport, Stats
 from specqd.errors import LoadedFormatError, RequestError, SpecqdError, SpecqdWarning
 from specqd.llm import LLM
+from specqd.llm.chains import draft_format, parse_chain
 from specqd.model.loader import Progress
 from specqd.sampling import SamplingParams
 
@@ -174,6 +175,13 @@ def name_of(chain: str) -> str:
     members = [word.split("|") for word in words_of(chain)]
     words = ["|".join(each.rsplit("/", 1)[-1] for each in level) for level in members]
     return "plain" if words == [PLAIN] else " ".join(words)
+
+
+def chain_to_open(chains: Sequence[str]) -> str:
+    """The chain with which the model is loaded, in its format: the first, if all chains state the
+    same format of the model's own draft. Otherwise plain decoding, in the default format."""
+    formats = {draft_format(parse_chain(words_of(chain))) for chain in chains}
+    return PLAIN if None in formats or len(formats) > 1 else chains[0]
 
 
 def make_arms(plain: LLM, chains: Sequence[str], progress: Progress | None = None) -> list[Arm]:

@@ -10,7 +10,7 @@ import click
 
 from specqd.cli.agreement import agreement_lines, measure_agreement
 from specqd.cli.command import Command
-from specqd.cli.draft_options import PLAIN
+from specqd.cli.draft_options import Drafting
 from specqd.cli.opening import open_llm
 from specqd.cli.options import (
     MODEL_IS,
@@ -153,12 +153,14 @@ def levels(model: str | None, chains: tuple[str, ...], small: str | None, plan: 
       specqd bench levels ./big --prompts prompts.jsonl --small ./small --plot levels.png
       specqd bench levels --prompts prompts.jsonl --chain fp4:k=4 --chain "mxfp4 ngram" --limit 50
     """
-    from specqd.bench.levels import default_chains, make_arms
+    from specqd.bench.levels import PLAIN, chain_to_open, default_chains, make_arms, words_of
 
     prompts = plan.prompts()
-    plain = open_llm(model, replace(PLAIN, small=small or "auto"), plan.machine)
+    compared = chains or default_chains(small)
+    opened = Drafting(tuple(words_of(chain_to_open(compared))), small or "auto")
+    plain = open_llm(model, opened, plan.machine).with_draft(PLAIN)
     with ProgressBar("Loading drafts") as bar:
-        arms = make_arms(plain, chains or default_chains(small), bar)
+        arms = make_arms(plain, compared, bar)
     comparison = plan.comparison(plain, prompts)
     click.echo(_setting(comparison))
     formats = measure_agreement(plain, prompts, list(plan.params.values()))
@@ -190,7 +192,9 @@ def paper(model: str, small: str, plan: Plan) -> None:
     from specqd.bench.paper import paper_arms, paper_chains
 
     prompts = plan.prompts()
-    drafted = open_llm(model, paper_chains(small)["DRAFT"], plan.machine)  # checks both first
+    drafted = open_llm(
+        model, Drafting(tuple(paper_chains(small)["DRAFT"]), None), plan.machine
+    )  # checks both first
     plain = drafted.with_draft(PLAIN)
     with ProgressBar("Loading drafts") as bar:
         arms = paper_arms(plain, small, bar)
