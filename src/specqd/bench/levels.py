@@ -26,7 +26,7 @@ from specqd.engine.generation import GenerationRequest
 from specqd.engine.reports import LevelReport, Stats
 from specqd.errors import LoadedFormatError, RequestError, SpecqdError, SpecqdWarning
 from specqd.llm import LLM
-from specqd.llm.chains import draft_format, parse_chain
+from specqd.llm.draft_words import draft_format, parse_chain
 from specqd.model.loader import Progress
 from specqd.sampling import SamplingParams
 

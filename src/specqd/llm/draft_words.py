@@ -142,12 +142,12 @@ def words_of(drafts: str | Sequence[str] | None) -> list[str]:
 
 
 def _auto(has_draft: bool, has_mtp: bool, small: DraftSpec | None) -> tuple[DraftSpec, ...]:
-    """All drafters in one place. With a small model, those that can draft for the target's own
-    4-bit draft do that too, in a second place below it."""
+    """All drafters in one place. Those that can draft for the target's own 4-bit draft do that too,
+    in a second place below it."""
     mtp = [DraftSpec("mtp", "mtp")] if has_mtp else []
     others = [*mtp, *([small] if small else []), DraftSpec("ngram", "ngram")]
     places = [[DraftSpec("fp4", "self"), *others] if has_draft else others]
-    if has_draft and small:
+    if has_draft:
         places.append(others)
     return tuple(replace(first, alternatives=tuple(rest)) for first, *rest in places)
 
