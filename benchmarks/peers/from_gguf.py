@@ -23,7 +23,7 @@ from specqd.model.weights import load_weights
 from specqd.text.gguf_tokenizer import tokenizer_files
 from support.writers import write_safetensors
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM"}
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
 
 
 def write(path: Path, out: Path) -> None:

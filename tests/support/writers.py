@@ -46,7 +46,10 @@ def write_safetensors(
         offset += array.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8 if padding is None else padding)
-    write_raw(path, text, b"".join(array.tobytes() for array in tensors.values()))
+    write_raw(path, text)
+    with path.open("ab") as file:  # one array at a time: models of several GB are written too
+        for array in tensors.values():
+            file.write(np.ascontiguousarray(array).data)
 
 
 def write_raw(
