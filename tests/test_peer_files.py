@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 
@@ -11,8 +12,9 @@ from specqd.config import read_config
 from specqd.formats.safetensors import TensorDirectory
 from specqd.model.model import Machine, Model
 from specqd.text.tokenizer import Tokenizer
-from support.gguf_files import convert
+from support.gguf_files import convert, write_gguf
 from support.random_models import ROPE_SCALINGS, Shape, make_model, read_model
+from support.writers import bf16_bits
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks" / "peers"))
 
@@ -48,6 +50,23 @@ def test_a_scaled_rope_is_not_written(
     )
     with pytest.raises(ValueError, match="unscaled RoPE"):
         prepare.write_gguf(make_model(tmp_path / "model", shape, seed), tmp_path / "m.gguf")
+
+
+def test_norms_of_a_gguf_file_are_rounded_to_bf16_in_place(
+    tmp_path: Path, seed: int, rng: np.random.Generator
+) -> None:
+    norm = rng.standard_normal(64).astype(np.float32)
+    matrix = bf16_bits(rng.standard_normal((2, 32)))
+    path = write_gguf(
+        tmp_path / "m.gguf",
+        {"general.architecture": "llama"},
+        {"output_norm.weight": norm, "output.weight": matrix},
+    )
+    prepare.round_vectors(path)
+    found = {tensor.name: tensor.data for tensor in gguf.GGUFReader(path).tensors}
+    expected = (bf16_bits(norm).astype(np.uint32) << 16).view(np.float32)
+    np.testing.assert_array_equal(found["output_norm.weight"], expected)
+    np.testing.assert_array_equal(found["output.weight"].view(np.uint16), matrix)
 
 
 def test_a_directory_made_of_a_gguf_file_is_the_model(tmp_path: Path, seed: int) -> None:

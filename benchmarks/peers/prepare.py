@@ -1,6 +1,7 @@
 """Builds llama.cpp from its source package and converts a model for each peer.
 
     python benchmarks/peers/prepare.py MODEL --work .peers
+    python benchmarks/peers/prepare.py MODEL --work .peers --gguf FILE --formats q4_k_m.gguf packed
 
 Existing files are kept, so that an interrupted run can continue. A peer that cannot be installed is
 reported here and is absent from the results; the others are still measured.
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
@@ -33,6 +35,7 @@ CMAKE_OPTIONS = (
 )
 MXFP4_GROUP = 32
 BF16_FILE = 32  # llama.cpp's number of the file type
+MADE_OF_BF16 = ("bf16.gguf", "q4_0.gguf", "mxfp4.gguf", "openvino-bf16", "openvino-mxfp4")
 
 
 def main() -> None:
@@ -40,19 +43,25 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--gguf", type=Path, help="the 4-bit file of which MODEL was made")
+    parser.add_argument("--formats", nargs="+", default=MADE_OF_BF16, help="files to make")
+    parser.add_argument("--small", type=Path, help="a prepared model that drafts for MODEL")
     options = parser.parse_args()
     out = options.work / options.model.name
     out.mkdir(parents=True, exist_ok=True)
     _try("llama.cpp", lambda: build_llama_cpp(options.work, options.jobs))
-    _try("llama.cpp", lambda: make_gguf(options.model, out, options.work))
-    _try("OpenVINO", lambda: make_openvino(options.model, out))
+    formats = Formats(options.model.resolve(), out, options.work, options.gguf)
+    for name in options.formats:
+        _try(name, lambda name=name: formats.make(name))
+    if options.small is not None and not (out / "small").exists():
+        (out / "small").symlink_to(Path("..") / options.small.name)
 
 
-def _try(peer: str, step: Callable[[], None]) -> None:
+def _try(what: str, step: Callable[[], object]) -> None:
     try:
         step()
     except (OSError, ImportError, ValueError, RuntimeError, subprocess.CalledProcessError) as error:
-        print(f"{peer} will be absent: {error}", file=sys.stderr)
+        print(f"{what} will be absent: {error}", file=sys.stderr)
 
 
 def llama_cpp_tool(work: Path, name: str) -> Path:
@@ -94,49 +103,113 @@ def write_gguf(model: Path, path: Path) -> None:
     convert(model, path, "BF16", **metadata)
 
 
-def make_gguf(model: Path, out: Path, work: Path) -> None:
-    """BF16, and Q4_0 and MXFP4 for every matrix, embedding and output head included, like the 4-bit
-    weights of specqd."""
-    quantize = llama_cpp_tool(work, "llama-quantize")
-    plain = out / "bf16.gguf"
-    _make(plain, lambda partial: write_gguf(model, partial))
-    _make(out / "q4_0.gguf", lambda partial: _run(quantize, "--pure", plain, partial, "Q4_0"))
-    kinds = ["--output-tensor-type", "mxfp4", "--token-embedding-type", "mxfp4"]
-    for part in ("attn", "ffn"):
-        kinds += ["--tensor-type", f"{part}=mxfp4"]
-    _make(out / "mxfp4.gguf", lambda partial: _run(quantize, *kinds, plain, partial, "Q8_0"))
+def round_vectors(path: Path) -> None:
+    """Rounds norms and biases, which llama.cpp keeps in F32, to values of BF16, in place."""
+    import gguf
+
+    from support.writers import bf16_bits
+
+    for tensor in gguf.GGUFReader(path, "r+").tensors:
+        if tensor.tensor_type == gguf.GGMLQuantizationType.F32:
+            tensor.data[:] = (bf16_bits(tensor.data).astype("u4") << 16).view("f4")
 
 
-def make_openvino(model: Path, out: Path) -> None:
-    """BF16 like the checkpoint (the exporter's command stores large models in 8 bits by default),
-    and MXFP4 weights for every layer."""
-    from optimum.exporters.openvino import main_export
-    from optimum.intel import OVConfig
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """The formats of one model, each a file or directory of `out`, made when it is first needed.
+    `gguf` is the 4-bit file of which the BF16 model was made, if it was."""
 
-    def export(to: Path) -> None:
-        task = "text-generation-with-past"
-        config = OVConfig()
-        main_export(str(model), str(to), task=task, ov_config=config, convert_tokenizer=True)
+    model: Path
+    out: Path
+    work: Path
+    gguf: Path | None
 
-    plain = out / "openvino-bf16"
-    _make(plain, export)
-    _make(out / "openvino-mxfp4", lambda to: _compress(plain, to))
+    def make(self, name: str) -> Path:
+        """Raises KeyError for an unknown name."""
+        write = FORMATS[name]
+        _make(self.out / name, lambda partial: write(self, partial))
+        return self.out / name
+
+    def link_gguf(self, to: Path) -> None:
+        if self.gguf is None:
+            raise ValueError(f"{self.model} was not made of a GGUF file")
+        to.symlink_to(self.gguf.resolve())
+
+    def write_bf16(self, to: Path) -> None:
+        """Of a GGUF file, the bits that specqd reads: dequantised, every tensor rounded once."""
+        if self.gguf is None:
+            write_gguf(self.model, to)
+            return
+        self._quantize("--allow-requantize", self.gguf, to, "BF16")
+        round_vectors(to)
+
+    def write_q4_0(self, to: Path) -> None:
+        """Every matrix, embedding and output head included, like the 4-bit weights of specqd."""
+        self._quantize("--pure", self.make("bf16.gguf"), to, "Q4_0")
+
+    def write_mxfp4(self, to: Path) -> None:
+        """Every matrix, as for Q4_0."""
+        kinds = ["--output-tensor-type", "mxfp4", "--token-embedding-type", "mxfp4"]
+        for part in ("attn", "ffn"):
+            kinds += ["--tensor-type", f"{part}=mxfp4"]
+        self._quantize(*kinds, self.make("bf16.gguf"), to, "Q8_0")
+
+    def write_q8_0(self, to: Path) -> None:
+        self._quantize(self.make("bf16.gguf"), to, "Q8_0")
+
+    def _quantize(self, *words: object) -> None:
+        _run(llama_cpp_tool(self.work, "llama-quantize"), *words)
+
+    def export_openvino(self, to: Path) -> None:
+        """BF16 like the checkpoint: the exporter's command stores large models in 8 bits by
+        default."""
+        from optimum.exporters.openvino import main_export
+        from optimum.intel import OVConfig
+
+        task, config = "text-generation-with-past", OVConfig()
+        main_export(str(self.model), str(to), task=task, ov_config=config, convert_tokenizer=True)
+
+    def compress_openvino(self, to: Path) -> None:
+        """`int8` and `int4` as the exporter's command makes them by default, INT4 in groups of 128
+        with embedding and output head in INT8; MXFP4 for every layer."""
+        import nncf
+        import openvino
+
+        modes = nncf.CompressWeightsMode
+        settings = {
+            "int8": {"mode": modes.INT8_ASYM},
+            "int4": {"mode": modes.INT4_ASYM, "ratio": 1.0, "group_size": 128},
+            "mxfp4": {
+                "mode": modes.MXFP4,
+                "ratio": 1.0,
+                "group_size": MXFP4_GROUP,
+                "all_layers": True,
+            },
+        }
+        plain, name = self.make("openvino-bf16"), "openvino_model.xml"
+        shutil.copytree(plain, to, ignore=shutil.ignore_patterns("openvino_model.*"))
+        compressed = nncf.compress_weights(
+            openvino.Core().read_model(plain / name), **settings[to.name.rpartition("-")[2]]
+        )
+        openvino.save_model(compressed, to / name, compress_to_fp16=False)
+
+    def pack(self, to: Path) -> None:
+        """Needs no calibration file: specqd has one."""
+        _run(Path(sys.executable).with_name("specqd"), "pack", self.model, to)
 
 
-def _compress(plain: Path, to: Path) -> None:
-    import nncf
-    import openvino
-
-    name = "openvino_model.xml"
-    shutil.copytree(plain, to, ignore=shutil.ignore_patterns("openvino_model.*"))
-    compressed = nncf.compress_weights(
-        openvino.Core().read_model(plain / name),
-        mode=nncf.CompressWeightsMode.MXFP4,
-        ratio=1.0,
-        group_size=MXFP4_GROUP,
-        all_layers=True,
-    )
-    openvino.save_model(compressed, to / name, compress_to_fp16=False)
+FORMATS: dict[str, Callable[[Formats, Path], None]] = {
+    "bf16.gguf": Formats.write_bf16,
+    "q4_0.gguf": Formats.write_q4_0,
+    "mxfp4.gguf": Formats.write_mxfp4,
+    "q4_k_m.gguf": Formats.link_gguf,
+    "q8_0.gguf": Formats.write_q8_0,
+    "openvino-bf16": Formats.export_openvino,
+    "openvino-mxfp4": Formats.compress_openvino,
+    "openvino-int8": Formats.compress_openvino,
+    "openvino-int4": Formats.compress_openvino,
+    "packed": Formats.pack,
+}
 
 
 def _make(path: Path, write: Callable[[Path], None]) -> None:
@@ -144,6 +217,7 @@ def _make(path: Path, write: Callable[[Path], None]) -> None:
     if not path.exists():
         partial = path.with_name(f"partial-{path.name}")
         shutil.rmtree(partial, ignore_errors=True)
+        partial.unlink(missing_ok=True)
         write(partial)
         partial.rename(path)
 
