@@ -183,10 +183,13 @@ $(PEERS)/ready: benchmarks/peers/requirements.txt dist/built
 	touch $@
 
 # Compares speeds with llama.cpp, OpenVINO and transformers. Needs an otherwise idle machine with
-# 12 GB of free memory. PROMPTS and CHATS name .jsonl files with a `prompt` on each line, for the
-# shipped model and for SmolLM2; the default prompts come from Python's standard library.
+# 12 GB of free memory. PROMPTS and CHATS name .jsonl files with a `prompt` on each line; the default
+# prompts come from Python's standard library. EXPERIMENTS="chat decode" measures only these; of
+# `formats`, the trained model in the formats that users run, LIMIT is the number of prompts of each
+# file, and MINUTES ends it earlier. The same command continues.
 bench-peers: $(PEERS)/ready
-	PYTHON=$(PEERS)/bin/python PROMPTS=$(PROMPTS) CHATS=$(CHATS) bash benchmarks/peers/all.sh
+	PYTHON=$(PEERS)/bin/python PROMPTS="$(PROMPTS)" CHATS="$(CHATS)" \
+		bash benchmarks/peers/all.sh
 
 # Times prompts until the first token beside llama.cpp and OpenVINO, on what bench-peers prepared.
 # Some virtual machines make oneDNN's AMX products illegal instructions: OpenVINO ends with one, and

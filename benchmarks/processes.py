@@ -13,6 +13,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 Opened = tuple[Any, Callable[[Any], Any]]  # a report, and what answers requests
@@ -25,6 +27,30 @@ _TURN_SECONDS = 120.0
 def end_with_parent() -> None:
     """For `preexec_fn`: the kernel kills the child, running or stopped, when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of a process: the most that were resident at a time, pages of mapped files included,
+    and those that are resident now, where a page that n processes map counts 1/n."""
+
+    peak: int
+    now: int
+
+    @classmethod
+    def of(cls, process: int) -> "Memory":
+        """Raises OSError if the process has ended."""
+        kernel = Path(f"/proc/{process}")
+        return cls(
+            kilobytes((kernel / "status").read_text(), "VmHWM") * 1024,
+            kilobytes((kernel / "smaps_rollup").read_text(), "Pss") * 1024,
+        )
+
+
+def kilobytes(report: str, field: str) -> int:
+    """The value of `field: N kB` in a file of /proc."""
+    [value] = [line.split()[1] for line in report.splitlines() if line.startswith(f"{field}:")]
+    return int(value)
 
 
 class Worker:

@@ -62,7 +62,8 @@ def test_the_tables_of_peers_are_those_of_their_results(tmp_path: Path) -> None:
     written = run(script, results, tmp_path)
     assert written.returncode == 0, written.stderr
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == [f"peers-{name}.json" for name in ("chat", "decode", "synthetic", "text")]
+    assert names == sorted(path.name for path in (results / "tables").glob("peers-*.json"))
+    assert len(names) >= 4
     for name in names:
         assert (tmp_path / name).read_text() == (results / "tables" / name).read_text()
 

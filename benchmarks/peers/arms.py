@@ -10,17 +10,19 @@ from typing import Literal
 Engine = Literal["specqd", "llama.cpp", "openvino", "transformers"]
 Kind = Literal["plain", "quantised", "speculative"]
 
-BITS = {"bf16": 16, "mxfp4": 4.25, "q4_0": 4.5}  # per stored weight
+BITS = {"bf16": 16, "mxfp4": 4.25, "q4_0": 4.5}  # per stored weight, where every matrix has them
+SMALL = "small/"  # begins the name of a format in which a smaller model drafts
 CONTEXT = 512  # positions that prompt and answer may take
 LONGEST = 2048 + 64  # positions that a server has room for
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """`weights`: bf16, mxfp4 or q4_0. `draft`: none, a 4-bit copy of the model (of specqd: its own
-    4-bit weights), or a lookup by the engine's name for it. `length`: tokens of a draft; None lets
-    the engine choose. `acceptance`: the probability that a drafted token is accepted (synthetic;
-    the text is then noise)."""
+    """`weights`: the format in which the engine reads the model. `draft`: none, a 4-bit copy of the
+    model (of specqd: its own 4-bit weights), `small/` and the format of a smaller model, or a
+    lookup by the engine's name for it. `length`: tokens of a draft; None lets the engine choose.
+    `acceptance`: the probability that a drafted token is accepted (synthetic; the text is then
+    noise)."""
 
     engine: Engine
     weights: str = "bf16"
@@ -32,7 +34,7 @@ class Arm:
     def kind(self) -> Kind:
         if self.draft != "none":
             return "speculative"
-        return "plain" if self.weights == "bf16" else "quantised"
+        return "plain" if self.weights in ("bf16", "packed") else "quantised"
 
     @property
     def name(self) -> str:
@@ -47,8 +49,10 @@ class Arm:
 
     @property
     def process(self) -> str:
-        """Arms with the same value run in one process: those of specqd share their weights."""
-        return self.engine if self.engine == "specqd" else self.name
+        """Arms with the same value run in one process: those of specqd share their weights. A small
+        model needs memory, so its arm has a process of its own."""
+        is_shared = self.engine == "specqd" and not self.draft.startswith(SMALL)
+        return self.engine if is_shared else self.name
 
 
 # Random weights show the cost of a token. Acceptance is meaningless there.
@@ -94,4 +98,20 @@ TEXT = (
     *(Arm("llama.cpp", draft=f"ngram-{kind}") for kind in ("simple", "mod", "map-k", "cache")),
     *with_drafts("openvino", [("mxfp4", 3), ("mxfp4", 5), ("lookup", 5), ("lookup", 10)]),
     *with_drafts("transformers", [("lookup", 10)]),
+)
+
+# A trained model in the formats that each engine's users run; `specqd pack` keeps all bits of BF16.
+# Drafts of the small model pay less, and shorter, the fewer bytes the target has.
+FORMATS = (
+    *(Arm("specqd", "packed", draft) for draft in ("none", "fp4", "auto", "small/packed")),
+    *(
+        Arm("llama.cpp", weights, "small/q4_k_m" if length else "none", length)
+        for weights, *lengths in (("q4_k_m", 2, 3), ("q8_0", 3), ("bf16", 4))
+        for length in (None, *lengths)
+    ),
+    *(
+        Arm("openvino", weights, "small/int4" if length else "none", length)
+        for weights in ("int4", "int8", "bf16")
+        for length in (None, 4)
+    ),
 )

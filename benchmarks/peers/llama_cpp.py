@@ -8,7 +8,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from time import monotonic, perf_counter, sleep
 
-from arms import LONGEST, Arm
+from arms import LONGEST, SMALL, Arm
 from prepare import LLAMA_CPP, llama_cpp_tool
 from processes import end_with_parent
 from protocol import Run
@@ -26,6 +26,8 @@ class Server:
         command = [str(binary), *_flags(arm, folder, threads), "--port", str(self._port)]
         self._process = subprocess.Popen(command, preexec_fn=end_with_parent)
         self._wait()
+        self.process = self._process.pid
+        self.stored_bytes = (folder / f"{arm.weights}.gguf").stat().st_size
         self.version = LLAMA_CPP
         self.notes = "llama-server, native build, f16 KV cache"
         self.bytes_read: dict[str, int] = {}
@@ -77,7 +79,7 @@ def _flags(arm: Arm, folder: Path, threads: int) -> list[str]:
     count = str(threads)
     flags = ["-m", str(folder / f"{arm.weights}.gguf"), "--host", "127.0.0.1", "--no-ui"]
     flags += ["-c", str(LONGEST), "-np", "1", "--cache-ram", "0", "-t", count, "-tb", count]
-    if arm.draft in ("mxfp4", "q4_0"):
+    if arm.draft in ("mxfp4", "q4_0") or arm.draft.startswith(SMALL):
         flags += ["--spec-type", "draft-simple", "-md", str(folder / f"{arm.draft}.gguf")]
         flags += ["-td", count, "-tbd", count, "--spec-draft-n-max", str(arm.length)]
     elif arm.draft != "none":

@@ -1,5 +1,8 @@
 """OpenVINO GenAI: an LLMPipeline for each arm; all defaults but the number of threads."""
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,15 +22,18 @@ class Pipeline:
     def __init__(self, arm: Arm, folder: Path, threads: int) -> None:
         source = folder / f"openvino-{arm.weights}"
         options: dict[str, Any] = {"INFERENCE_NUM_THREADS": threads}
+        self.process = os.getpid()
+        self.stored_bytes = (source / "openvino_model.bin").stat().st_size
         self.version = openvino_genai.__version__
-        self.notes = _precision(source, options)
+        self.notes = _notes(source, threads) if arm.draft == "none" else "as without drafts"
         self.bytes_read: dict[str, int] = {}
         settings: dict[str, Any] = {}
         if arm.draft == "lookup":
             settings = {"num_assistant_tokens": arm.length, "max_ngram_size": NGRAM}
             options |= {"prompt_lookup": True}
         elif arm.draft != "none":
-            draft = folder / f"openvino-{arm.draft}"
+            place, _, draft_format = arm.draft.rpartition("/")
+            draft = folder / place / f"openvino-{draft_format}"
             settings = {"num_assistant_tokens": arm.length}
             draft_model = openvino_genai.draft_model(draft, "CPU", INFERENCE_NUM_THREADS=threads)
             options |= {"draft_model": draft_model}
@@ -61,10 +67,16 @@ def _acceptance(metrics: Any) -> tuple[int | None, int | None]:
     return drafted, metrics.get_num_accepted_tokens()
 
 
-def _precision(source: Path, options: dict[str, Any]) -> str:
+def _notes(source: Path, threads: int) -> str:
+    """What `precision` says, from a process of its own: this one's memory is measured."""
+    command = [sys.executable, __file__, source, threads]
+    return subprocess.check_output([str(word) for word in command], text=True).strip()
+
+
+def precision(source: Path, threads: int) -> str:
     """The precision in which products with weights run: a hint may be ignored."""
     model = openvino.Core().read_model(source / "openvino_model.xml")
-    compiled = openvino.Core().compile_model(model, "CPU", options)
+    compiled = openvino.Core().compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": threads})
     hint = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
     products: Counter[str] = Counter()
     for operation in compiled.get_runtime_model().get_ordered_ops():
@@ -79,3 +91,7 @@ def _precision(source: Path, options: dict[str, Any]) -> str:
 def open_peer(arms: Sequence[Arm], model: Path, work: Path, threads: int) -> Pipeline:
     [arm] = arms
     return Pipeline(arm, work / model.name, threads)
+
+
+if __name__ == "__main__":
+    print(precision(Path(sys.argv[1]), int(sys.argv[2])))

@@ -1,12 +1,13 @@
 """SpecQD: its arms over one loaded model."""
 
+import os
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
 
-from arms import Arm
-from protocol import Run
+from arms import SMALL, Arm
+from protocol import Run, weight_files
 from synthetic import SyntheticDrafter
 
 from specqd._native import Level, NoDraft
@@ -17,12 +18,16 @@ from specqd.sampling import SamplingParams
 
 
 class Ours:
-    def __init__(self, arms: Sequence[Arm], model: Path, threads: int) -> None:
+    def __init__(self, arms: Sequence[Arm], model: Path, folder: Path, threads: int) -> None:
+        """A packed model and the small one are in `folder`, with the peers' files."""
         is_mxfp4 = any("mxfp4" in (arm.weights, arm.draft) for arm in arms)
-        loaded = LLM(model, draft="mxfp4" if is_mxfp4 else "fp4", threads=threads)
-        self._llm = loaded.with_draft("none")
+        directory = folder / "packed" if arms[0].weights == "packed" else model
+        loaded = LLM(directory, draft="mxfp4" if is_mxfp4 else "fp4", threads=threads)
+        self._llm, self._folder = loaded.with_draft("none"), folder
         self._engines = {arm.name: self._engine(arm) for arm in arms}
         self._futures: dict[tuple[int, ...], list[int]] = {}  # by prompt: its continuation
+        self.process = os.getpid()
+        self.stored_bytes = weight_files(directory)
         self.version = _version()
         self.notes = f"isa {self._llm.model.machine.isa}"
         self.bytes_read = {
@@ -39,8 +44,15 @@ class Ours:
             level.measure()
             own.measure()
         else:
-            return self._llm.with_draft(arm.draft).engine
+            return self._llm.with_draft(self._words(arm.draft)).engine
         return Engine(level, self._llm.tokenizer, eos_token_ids=model.config.eos_token_ids)
+
+    def _words(self, draft: str) -> str | list[str]:
+        """The small model drafts for the target and for its 4-bit weights, whichever pays."""
+        if not draft.startswith(SMALL):
+            return draft
+        small = self._folder / draft
+        return [f"fp4|{small}|ngram", f"{small}|ngram"]
 
     def generate(self, arm: str, prompt: Sequence[int], new_tokens: int) -> Run:
         engine = self._engines[arm]
@@ -90,4 +102,4 @@ def _version() -> str:
 
 
 def open_peer(arms: Sequence[Arm], model: Path, work: Path, threads: int) -> Ours:
-    return Ours(arms, model, threads)
+    return Ours(arms, model, work / model.name, threads)

@@ -9,7 +9,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +59,8 @@ def synthetic_table(by_acceptance: Mapping[str, Mapping[str, Any]]) -> dict[str,
 def text_table(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Decoding by arm, each way of drafting at its fastest length; the ratio of `auto` over it."""
     over = summary["specqd_over"]["specqd bf16 + auto"]
-    fastest: dict[str, float] = {}
-    for arm in summary["arms"]:
-        way, speed = _way(arm["name"]), arm["wall_tokens_per_s"]["median"]
-        fastest[way] = max(speed, fastest.get(way, 0.0))
     rows = []
-    for arm in summary["arms"]:
-        if arm["wall_tokens_per_s"]["median"] < fastest[_way(arm["name"])]:
-            continue
+    for arm in fastest(summary["arms"]):
         row = [arm["name"], _spread(arm["decode_tokens_per_s"], None)]
         row.append(round(arm["wall_tokens_per_s"]["median"]))
         row.append(round(arm["accepted"] / arm["drafted"], 2) if arm.get("drafted") else None)
@@ -85,6 +79,104 @@ def text_table(summary: Mapping[str, Any]) -> dict[str, Any]:
     ]
     what = f"`{summary['model']}`, greedy, tokens/s"
     return {"title": f"{what}: {_counts(summary)}", "columns": columns, "rows": rows}
+
+
+def formats_table(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Speed, memory and quality by arm, each way of drafting at its fastest length."""
+    over = {
+        word: summary["specqd_over"].get(f"specqd packed + {draft}", {})
+        for word, draft in (("`auto`", "auto"), ("with the small model", "small/packed"))
+    }
+    rows = []
+    for arm in fastest(summary["arms"]):
+        same = arm["equal_to_exact"]
+        row = [label(arm["name"]), _spread(arm["decode_tokens_per_s"], 1)]
+        ratios = [ratios.get(arm["name"], {}).get("decode") for ratios in over.values()]
+        row += [ratio and _spread(ratio, 2) for ratio in ratios]
+        row += [round(arm["peak_memory"] / 1e9, 1), round(arm["bits_per_weight"], 1)]
+        rows.append([*row, f"{same['equal']} of {same['outputs']}"])
+    columns = [
+        "engine, weights + draft",
+        _column("tokens/s", ".1f"),
+        *(_column(f"ours {word} over it", ".2f") for word in over),
+        _column("memory, GB", ".1f"),
+        _column("bits per weight", ".1f"),
+        "text of exact BF16",
+    ]
+    return {"title": _of_formats(summary), "columns": columns, "rows": rows}
+
+
+def sets_table(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Decoding by arm and set of prompts, the arms of `formats_table`."""
+    shown = [arm["name"] for arm in fastest(summary["arms"])]
+    rows: dict[str, Cells] = {name: [label(name)] for name in shown}
+    columns: list[Any] = ["engine, weights + draft"]
+    for name, of_set in summary["sets"].items():
+        columns += [_column(name.partition(".jsonl")[0], ".1f"), "exact"]
+        found = {arm["name"]: arm for arm in of_set["arms"]}
+        for row in rows:
+            arm = found.get(row)
+            same = arm and arm["equal_to_exact"]
+            rows[row] += [
+                arm and _spread(arm["decode_tokens_per_s"], 1),
+                same and f"{same['equal']} of {same['outputs']}",
+            ]
+    columns += [_column("with the prompt", ".1f"), _column("accepted", ".2f"), "equal"]
+    for arm in fastest(summary["arms"]):
+        same, drafted = arm.get("equal_to_own_plain"), arm.get("drafted")
+        rows[arm["name"]] += [
+            round(arm["wall_tokens_per_s"]["median"], 1),
+            round(arm["accepted"] / drafted, 2) if drafted else None,
+            same and f"{same['equal']} of {same['outputs']}",
+        ]
+    return {"title": _of_formats(summary), "columns": columns, "rows": list(rows.values())}
+
+
+def _of_formats(summary: Mapping[str, Any]) -> str:
+    counts = sorted({arm["runs"] for arm in summary["arms"]})
+    prompts = f"{_span(counts)} prompts"
+    return (
+        f"`{summary['model']}` with and without `{summary['small']}` as a draft, greedy, "
+        f"{summary['new_tokens']} tokens: medians and quartiles of {prompts}"
+    )
+
+
+def fastest(arms: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Of each way of drafting, the arm with the fastest length."""
+    best: dict[str, Mapping[str, Any]] = {}
+    for arm in arms:
+        kept = best.get(way := _way(arm["name"]))
+        if kept is None or _wall(arm) > _wall(kept):
+            best[way] = arm
+    return [arm for arm in arms if best[_way(arm["name"])] is arm]
+
+
+def _wall(arm: Mapping[str, Any]) -> float:
+    speed: float = arm["wall_tokens_per_s"]["median"]
+    return speed
+
+
+def label(arm: str) -> str:
+    """An arm of the formats in its users' words."""
+    words = re.sub(r" k=\d+", "", arm).split()
+    return " ".join(_WORDS.get(word, word) for word in words)
+
+
+_WORDS = {
+    "specqd": "SpecQD",
+    "openvino": "OpenVINO",
+    "packed": "BF16",
+    "bf16": "BF16",
+    "q8_0": "Q8_0",
+    "q4_k_m": "Q4_K_M",
+    "int8": "INT8",
+    "int4": "INT4",
+    "fp4": "own 4 bits",
+    "auto": "`auto`",
+    "small/packed": "`auto` with the small model",
+    "small/q4_k_m": "small model in Q4_K_M",
+    "small/int4": "small model in INT4",
+}
 
 
 def _way(arm: str) -> str:
@@ -126,13 +218,18 @@ def _span(values: Sequence[int]) -> str:
 
 def measured(summary: Mapping[str, Any], bandwidth: str) -> dict[str, str]:
     """The machine, date, commit and command of a table."""
-    machine, (file, _, kind) = summary["machine"], summary["prompts"].partition(", ")
-    prompts = f" {'CHATS' if kind else 'PROMPTS'}={file}"
+    machine, named = summary["machine"], ""
+    for option, is_chat in (("PROMPTS", False), ("CHATS", True)):
+        sets = (name.partition(", ") for name in summary["prompts"].split("; "))
+        files = [file for file, _, kind in sets if bool(kind) == is_chat and ".jsonl" in file]
+        if files:
+            words = " ".join(files)
+            named += f" {option}={words if len(files) == 1 else repr(words)}"
     return {
         "machine": f"{machine['cpu']}, {machine['threads']} threads, {machine['isa']}; {bandwidth}",
         "date": summary["begun"].partition("T")[0],
         "commit": ", ".join(summary["commits"]),
-        "command": "make bench-peers" + (prompts if ".jsonl" in prompts else ""),
+        "command": f"make bench-peers{named}",
     }
 
 
@@ -142,19 +239,28 @@ def main() -> None:
     parser.add_argument("tables", type=Path)
     options = parser.parse_args()
 
-    def results(name: str) -> dict[str, Any]:
-        summary: dict[str, Any] = json.loads((options.results / f"peers-{name}.json").read_text())
-        return summary
+    made: dict[str, tuple[dict[str, Any], Mapping[str, Any], str]] = {}
 
-    by_acceptance = {p: results(f"synthetic-{p}") for p in ("0.8", "0.9")}
-    bandwidths = ", ".join(f"{_bandwidth(s)} (p = {p})" for p, s in by_acceptance.items())
-    decode, text, chat = results("decode"), results("text"), results("chat")
-    made = {
-        "chat": (text_table(chat), chat, _bandwidth(chat)),
-        "decode": (decode_table(decode), decode, _bandwidth(decode)),
-        "synthetic": (synthetic_table(by_acceptance), by_acceptance["0.8"], bandwidths),
-        "text": (text_table(text), text, _bandwidth(text)),
+    def add(name: str, experiment: str, table: Callable[[Mapping[str, Any]], Any]) -> None:
+        file = options.results / f"peers-{experiment}.json"
+        if file.exists():
+            summary = json.loads(file.read_text())
+            made[name] = (table(summary), summary, _bandwidth(summary))
+
+    add("chat", "chat", text_table)
+    add("decode", "decode", decode_table)
+    add("formats", "formats", formats_table)
+    add("formats-sets", "formats", sets_table)
+    add("text", "text", text_table)
+    by_acceptance = {
+        acceptance: json.loads(file.read_text())
+        for acceptance in ("0.8", "0.9")
+        if (file := options.results / f"peers-synthetic-{acceptance}.json").exists()
     }
+    if by_acceptance:
+        bandwidths = ", ".join(f"{_bandwidth(s)} (p = {p})" for p, s in by_acceptance.items())
+        first = next(iter(by_acceptance.values()))
+        made["synthetic"] = (synthetic_table(by_acceptance), first, bandwidths)
     for name, (table, summary, bandwidth) in made.items():
         title = {"title": table.pop("title")}
         full = title | measured(summary, bandwidth) | table

@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 from arms import PREFILL
+from prompts import Prompts
 from summary import Spread
 
-from run import Plan, Prompts, measure
+from run import Plan, measure
 from specqd import _native
 from specqd.config import read_config
 
@@ -35,8 +36,8 @@ def rounds(model: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]
     vocabulary, rng = read_config(model).vocab_size, np.random.default_rng()
     warm_up, *texts = (rng.integers(300, vocabulary, size).tolist() for size in (32, *lengths))
     plan = Plan("prefill", model.name, PREFILL, options.threads, 1, "random")
-    work = options.work.resolve()
-    for record in measure(plan, model, work, Prompts(warm_up, texts), done=0):
+    prompts = Prompts(warm_up, texts, ["random"] * len(texts))
+    for record in measure(plan, model, options.work.resolve(), prompts, done=0):
         if "machine" in record:
             yield {key: record[key] for key in ("begun", "machine", "versions")}
         elif record["prompt"] % (options.rounds + 1):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 
@@ -27,11 +28,21 @@ class Run:
         return len(self.tokens) / self.wall_s
 
 
+REPORTED = ("version", "notes", "process", "stored_bytes", "bytes_read")
+
+
+def weight_files(model: Path) -> int:
+    """Bytes of the safetensors files of a directory."""
+    return sum(file.stat().st_size for file in model.glob("*.safetensors"))
+
+
 class Peer(Protocol):
     """An engine with its model loaded."""
 
     version: str
     notes: str  # its settings, as the engine reports them
+    process: int  # the id of the process that holds the weights
+    stored_bytes: int  # of the file of weights
     bytes_read: dict[str, int]  # by arm, per token, if it differs from the format's size
 
     def generate(self, arm: str, prompt: Sequence[int], new_tokens: int) -> Run:

@@ -1,15 +1,16 @@
-"""Summarises a raw file of rounds as one JSON file of medians.
+"""Summarises raw files of rounds as one JSON file of medians.
 
-    python benchmarks/peers/summary.py RAW.jsonl --json RESULT.json
+    python benchmarks/peers/summary.py RAW.jsonl ... --json RESULT.json
 
-Ratios are taken within a round, so that a slow phase of the machine slows both sides. page.py makes
-tables of the result.
+Several files hold different arms on the same prompts. Ratios are taken within a round, so that a
+slow phase of the machine slows both sides. page.py makes tables of the result.
 """
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,7 +39,10 @@ class Spread:
 class Round:
     """One prompt's runs by arm, and GB/s before and after, by working set in bytes."""
 
+    prompt: int
+    set: str | None
     runs: dict[str, Run]
+    memory: dict[str, dict[str, int]]  # bytes by arm
     before: dict[int, float]
     after: dict[int, float]
 
@@ -54,6 +58,7 @@ class Experiment:
 
 
 def read(path: Path) -> Experiment:
+    """Reads one raw file."""
     plan, *records = [json.loads(line) for line in path.read_text().splitlines()]
     arms = [Arm(**fields) for fields in plan.pop("arms")]
     reports = [record for record in records if "machine" in record]
@@ -63,12 +68,50 @@ def read(path: Path) -> Experiment:
         for name in record["runs"].keys() - runs.keys():
             failed[name] += 1
         bandwidths = ({int(s): v for s, v in record[at].items()} for at in ("before", "after"))
-        rounds.append(Round(runs, *bandwidths))
+        memory = record.get("memory", {})
+        rounds.append(Round(record["prompt"], record.get("set"), runs, memory, *bandwidths))
     workers = reports[-1] | {"commits": sorted({each["machine"]["commit"] for each in reports})}
     return Experiment(plan, arms, workers, rounds, len(reports), failed)
 
 
+def merged(experiments: Sequence[Experiment]) -> Experiment:
+    """All arms of raw files that differ only in their arms. Raises ValueError otherwise."""
+    first = experiments[0]
+    if any(each.plan != first.plan for each in experiments):
+        raise ValueError("the raw files hold different plans")
+    workers: dict[str, Any] = {}
+    for each in experiments:
+        for key, value in each.workers.items():
+            workers[key] = workers.get(key, {}) | value if isinstance(value, dict) else value
+    commits = sorted({commit for each in experiments for commit in each.workers["commits"]})
+    failed: Counter[str] = Counter()
+    for each in experiments:
+        failed.update(each.failed)
+    return Experiment(
+        first.plan,
+        list(dict.fromkeys(arm for each in experiments for arm in each.arms)),
+        workers | {"commits": commits},
+        [a_round for each in experiments for a_round in each.rounds],
+        max(each.sittings for each in experiments),
+        dict(failed),
+    )
+
+
 def summarised(experiment: Experiment) -> dict[str, Any]:
+    """The summary of all rounds; with several sets of prompts, also that of each set."""
+    summary = _summarised(experiment)
+    sets = list(dict.fromkeys(each.set for each in experiment.rounds))
+    if len(sets) > 1:
+        fields = ("rounds", "arms", "specqd_over")
+        summary["sets"] = {}
+        for name in sets:
+            rounds = [each for each in experiment.rounds if each.set == name]
+            whole = _summarised(replace(experiment, rounds=rounds))
+            summary["sets"][name] = {field: whole[field] for field in fields}
+    return summary
+
+
+def _summarised(experiment: Experiment) -> dict[str, Any]:
     sizes = list(experiment.rounds[0].before)
     bandwidth = {
         str(size): {
@@ -84,7 +127,7 @@ def summarised(experiment: Experiment) -> dict[str, Any]:
         **experiment.plan,
         **experiment.workers,
         "sittings": experiment.sittings,
-        "rounds": len(experiment.rounds),
+        "rounds": len({each.prompt for each in experiment.rounds}),
         "bandwidth_gb_per_s": bandwidth,
         "arms": [_of_arm(experiment, arm, measured) for arm in measured],
         "failed_rounds": {name: count for name, count in experiment.failed.items() if count},
@@ -94,13 +137,14 @@ def summarised(experiment: Experiment) -> dict[str, Any]:
 
 def _of_arm(experiment: Experiment, arm: Arm, measured: Sequence[Arm]) -> dict[str, Any]:
     runs = [r.runs[arm.name] for r in experiment.rounds if arm.name in r.runs]
-    plain = Arm(arm.engine).name
+    plain = Arm(arm.engine, arm.weights).name
     out: dict[str, Any] = {"name": arm.name, "kind": arm.kind, "engine": arm.engine}
+    out["runs"] = len(runs)
     out["decode_tokens_per_s"] = asdict(Spread.of([run.decode_speed for run in runs]))
     out["wall_tokens_per_s"] = asdict(Spread.of([run.wall_speed for run in runs]))
     out["prefill_s"] = median(run.prefill_s for run in runs)
-    if arm.kind != "speculative":
-        bytes_read = experiment.workers["bytes_read"][arm.name]
+    bytes_read = experiment.workers["bytes_read"].get(arm.name)
+    if arm.kind != "speculative" and bytes_read is not None:
         out["bytes_read"] = bytes_read
         out["share_of_bandwidth"] = asdict(_share(experiment, arm, bytes_read))
     drafted = sum(run.drafted or 0 for run in runs)
@@ -115,7 +159,32 @@ def _of_arm(experiment: Experiment, arm: Arm, measured: Sequence[Arm]) -> dict[s
         ]
         equal = sum(_same_text(ours, theirs) for ours, theirs in pairs)
         out["equal_to_own_plain"] = {"outputs": len(pairs), "equal": equal}
+    memory = [r.memory[arm.name] for r in experiment.rounds if arm.name in r.memory]
+    if memory:
+        out["peak_memory"] = max(each["peak"] for each in memory)
+        out["memory"] = memory[-1]["now"]
+        stored = experiment.workers["stored_bytes"][arm.name]
+        out["bits_per_weight"] = 8 * stored / experiment.workers["parameters"]
+        out["equal_to_exact"] = _equal_to_exact(experiment, arm)
     return out
+
+
+def _equal_to_exact(experiment: Experiment, arm: Arm) -> dict[str, int]:
+    """How many outputs are those of BF16, which every arm of specqd writes, until the text ends."""
+    exact = {
+        each.prompt: run.tokens
+        for each in experiment.rounds
+        for name, run in each.runs.items()
+        if name.startswith("specqd")
+    }
+    ends = experiment.workers["eos_token_ids"]
+    outputs = [
+        (exact[each.prompt], each.runs[arm.name].tokens)
+        for each in experiment.rounds
+        if arm.name in each.runs and each.prompt in exact
+    ]
+    equal = sum(_same_text(ours, theirs, ends) for ours, theirs in outputs)
+    return {"outputs": len(outputs), "equal": equal}
 
 
 def _share(experiment: Experiment, arm: Arm, bytes_read: int) -> Spread:
@@ -128,10 +197,13 @@ def _share(experiment: Experiment, arm: Arm, bytes_read: int) -> Spread:
     return Spread.of(shares)
 
 
-def _same_text(one: Sequence[int], other: Sequence[int]) -> bool:
-    """Compares the common length, because some engines exceed the limit with an accepted draft."""
+def _same_text(one: Sequence[int], other: Sequence[int], ends: Sequence[int] = ()) -> bool:
+    """Compares the common length, because some engines exceed the limit with an accepted draft;
+    nothing after a token of `ends`."""
     shared = min(len(one), len(other))
-    return list(one[:shared]) == list(other[:shared])
+    pairs = list(zip(one[:shared], other[:shared], strict=True))
+    last = next((i for i, (token, _) in enumerate(pairs) if token in ends), shared)
+    return all(a == b for a, b in pairs[: last + 1])
 
 
 def _ratios(experiment: Experiment, measured: Sequence[Arm]) -> dict[str, Any]:
@@ -145,9 +217,13 @@ def _ratios(experiment: Experiment, measured: Sequence[Arm]) -> dict[str, Any]:
                 "wall": _ratio(experiment, arm, theirs, lambda run: run.wall_speed),
             }
             for theirs in measured
-            if theirs.engine != "specqd"
+            if theirs.engine != "specqd" and _share_rounds(experiment, arm, theirs)
         }
     return out
+
+
+def _share_rounds(experiment: Experiment, one: Arm, other: Arm) -> bool:
+    return any(one.name in r.runs and other.name in r.runs for r in experiment.rounds)
 
 
 def _ratio(
@@ -163,11 +239,11 @@ def _ratio(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("raw", type=Path)
+    parser.add_argument("raw", type=Path, nargs="+")
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--cpu", help="its name, where the system does not tell generations apart")
     options = parser.parse_args()
-    summary = summarised(read(options.raw))
+    summary = summarised(merged([read(path) for path in options.raw]))
     summary["machine"]["cpu"] = options.cpu or summary["machine"]["cpu"]
     options.json.write_text(json.dumps(summary, indent=1) + "\n")
     for name, reason in summary["absent"].items():

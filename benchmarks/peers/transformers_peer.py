@@ -1,5 +1,6 @@
 """Hugging Face transformers, eager PyTorch."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
@@ -7,7 +8,7 @@ from time import perf_counter
 import torch
 import transformers
 from arms import Arm
-from protocol import Run
+from protocol import Run, weight_files
 from transformers.generation.streamers import BaseStreamer
 
 
@@ -33,6 +34,8 @@ class Transformers:
         loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
         loaded.generation_config.eos_token_id = [-1]  # no token ends the sequence
         self._model = loaded.eval()
+        self.process = os.getpid()
+        self.stored_bytes = weight_files(model)
         self.bytes_read: dict[str, int] = {}
         self._lookup = {"prompt_lookup_num_tokens": arm.length} if arm.draft == "lookup" else {}
         self.version = f"{transformers.__version__}, torch {torch.__version__}"

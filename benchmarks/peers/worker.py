@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import processes
 from arms import Arm
-from protocol import Peer, Run
+from protocol import REPORTED, Peer, Run
 
 MODULES = {
     "specqd": "ours",
@@ -25,7 +25,7 @@ MODULES = {
     "openvino": "openvino_genai_peer",
     "transformers": "transformers_peer",
 }
-_TURN_SECONDS = 60.0
+_TURN_SECONDS = 150.0
 
 
 class Worker(processes.Worker):
@@ -47,12 +47,19 @@ class Worker(processes.Worker):
         request = {"arm": arm.name, "prompt": list(prompt), "new_tokens": new_tokens}
         return Run(**self.ask(request, _TURN_SECONDS))
 
+    def memory(self) -> processes.Memory | None:
+        """The memory of the process that holds the weights; None if it has ended."""
+        try:
+            return processes.Memory.of(self.report["process"])
+        except OSError:
+            return None
+
 
 def opened(arms: list[dict[str, Any]]) -> processes.Opened:
     engine, model, work, threads = sys.argv[1:]
     open_peer = importlib.import_module(MODULES[engine]).open_peer
     peer: Peer = open_peer([Arm(**each) for each in arms], Path(model), Path(work), int(threads))
-    report = {"version": peer.version, "notes": peer.notes, "bytes_read": peer.bytes_read}
+    report = {field: getattr(peer, field) for field in REPORTED}
     return report, lambda request: asdict(peer.generate(**request))
 
 

@@ -31,7 +31,7 @@ AREAS = {
     "anthropic": "client_* clients messages",
     "server": "client_* clients load_clients messages operations page* responses server*",
     "ray": "deploy ray",
-    "bench": "agreement bench* peer_files rounds stages suggestion",
+    "bench": "agreement bench* peer_* rounds stages suggestion",
     "cli": (
         "batch_command bench* cached_models chat chat_[cp]* cli* docs explain extras "
         "small_fetching suggestion"
