@@ -163,6 +163,13 @@ def test_a_text_is_exact_if_it_is_ours_until_its_end(tmp_path: Path) -> None:
     }
 
 
+def test_a_draft_is_compared_with_its_own_plain_text_of_another_raw_file(tmp_path: Path) -> None:
+    one = write_raw(tmp_path / "one", [{OURS: run([1, 2])}, {OURS: run([1, 3])}])
+    two = write_raw(tmp_path / "two", [{PLAIN: run([1, 2])}, {PLAIN: run([1, 2])}])
+    found = summary.summarised(summary.merged([summary.read(file) for file in (one, two)]))
+    assert found["arms"][0]["equal_to_own_plain"] == {"outputs": 2, "equal": 1}
+
+
 def test_the_table_shows_the_fastest_length_of_a_draft(tmp_path: Path) -> None:
     arms = {OURS: 1.0, SMALL: 0.5, FAST: 2.0, LENGTHS[0]: 1.5, LENGTHS[1]: 4.0}
     rounds = [{arm: run([1, 2], seconds) for arm, seconds in arms.items()}] * 2

@@ -1,6 +1,6 @@
 #!/bin/bash
 # All of `make bench-peers`. Keeps existing files in $WORK and continues interrupted rounds.
-# EXPERIMENTS names some; LIMIT and MINUTES bound `formats`.
+# EXPERIMENTS names some; LIMIT, MINUTES and NEW_TOKENS bound `formats`.
 set -euo pipefail
 here=$(dirname "$0")
 python=${PYTHON:-python3}
@@ -61,7 +61,7 @@ formats() { # width prompts-of-each-set percent-of-MINUTES arm...
     [ ${#prompts[@]} -gt 0 ] || sets=$((sets + 1))
     [ ${#chats[@]} -gt 0 ] || sets=$((sets + 1))
     "$python" "$here/run.py" formats "$qwen" "${only[@]}" --work "$work" \
-        --raw "$work/peers-formats-$width.jsonl" --rounds $((limit * sets)) --new-tokens 128 \
+        --raw "$work/peers-formats-$width.jsonl" --rounds $((limit * sets)) --new-tokens "${NEW_TOKENS:-128}" \
         --prompts "${prompts[@]}" --chats "${chats[@]}" \
         ${MINUTES:+--minutes $((MINUTES * percent / 100))}
 }
@@ -89,7 +89,9 @@ if wants formats; then
     summarise formats "$work"/peers-formats-{4bit,8bit,bf16}.jsonl
     "$python" "$here/plot.py" "$results/peers-formats.json" --png "$here/../../docs/formats.png"
 fi
-"$python" "$here/plot.py" "$results"/peers-{chat,decode,synthetic-0.8,synthetic-0.9,text}.json \
-    --png "$here/../../docs/performance.png"
+if wants chat decode synthetic-0.8 synthetic-0.9 text; then
+    "$python" "$here/plot.py" "$results"/peers-{chat,decode,synthetic-0.8,synthetic-0.9,text}.json \
+        --png "$here/../../docs/performance.png"
+fi
 "$python" "$here/page.py" "$results" "$results/tables"
 "$python" "$here/../../docs/scripts/tables.py" "$here/../../docs/performance.md" "$here/../../README.md"

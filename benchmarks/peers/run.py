@@ -186,7 +186,7 @@ def _parser() -> argparse.ArgumentParser:
         "--chats", type=Path, nargs="*", metavar="FILE", help="the same, for the chat template"
     )
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--minutes", type=float, help="begin no round after this time")
+    parser.add_argument("--minutes", type=float, help="begin no other round after this time")
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--threads", type=int, default=_native.usable_threads())
     parser.add_argument("--acceptance", type=float, default=0.8, help="synthetic")
@@ -216,8 +216,9 @@ def main() -> None:
         for record in records:
             with options.raw.open("a") as raw:
                 raw.write(json.dumps(record) + "\n")
-            if "prompt" in record:
-                print(_line(record), flush=True)
+            if "prompt" not in record:
+                continue
+            print(_line(record), flush=True)
             if options.minutes is not None and monotonic() - begun > 60 * options.minutes:
                 break
 

@@ -9,7 +9,7 @@ slow phase of the machine slows both sides. page.py makes tables of the result.
 import argparse
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -152,39 +152,39 @@ def _of_arm(experiment: Experiment, arm: Arm, measured: Sequence[Arm]) -> dict[s
         out["drafted"] = drafted
         out["accepted"] = sum(run.accepted or 0 for run in runs)
     if arm.kind == "speculative" and arm.acceptance is None:
-        pairs = [
-            (r.runs[arm.name].tokens, r.runs[plain].tokens)
-            for r in experiment.rounds
-            if arm.name in r.runs and plain in r.runs
-        ]
-        equal = sum(_same_text(ours, theirs) for ours, theirs in pairs)
-        out["equal_to_own_plain"] = {"outputs": len(pairs), "equal": equal}
+        own = {r.prompt: r.runs[plain].tokens for r in experiment.rounds if plain in r.runs}
+        out["equal_to_own_plain"] = _equal_texts(experiment, arm, own)
     memory = [r.memory[arm.name] for r in experiment.rounds if arm.name in r.memory]
     if memory:
         out["peak_memory"] = max(each["peak"] for each in memory)
         out["memory"] = memory[-1]["now"]
         stored = experiment.workers["stored_bytes"][arm.name]
         out["bits_per_weight"] = 8 * stored / experiment.workers["parameters"]
-        out["equal_to_exact"] = _equal_to_exact(experiment, arm)
+        ends = experiment.workers["eos_token_ids"]
+        out["equal_to_exact"] = _equal_texts(experiment, arm, _exact_texts(experiment), ends)
     return out
 
 
-def _equal_to_exact(experiment: Experiment, arm: Arm) -> dict[str, int]:
-    """How many outputs are those of BF16, which every arm of specqd writes, until the text ends."""
-    exact = {
+def _exact_texts(experiment: Experiment) -> dict[int, list[int]]:
+    """The text of BF16, which every arm of specqd writes, by prompt."""
+    return {
         each.prompt: run.tokens
         for each in experiment.rounds
         for name, run in each.runs.items()
         if name.startswith("specqd")
     }
-    ends = experiment.workers["eos_token_ids"]
-    outputs = [
-        (exact[each.prompt], each.runs[arm.name].tokens)
+
+
+def _equal_texts(
+    experiment: Experiment, arm: Arm, others: Mapping[int, list[int]], ends: Sequence[int] = ()
+) -> dict[str, int]:
+    """How many outputs of the arm are those of `others`, by prompt."""
+    equal = [
+        _same_text(others[each.prompt], each.runs[arm.name].tokens, ends)
         for each in experiment.rounds
-        if arm.name in each.runs and each.prompt in exact
+        if arm.name in each.runs and each.prompt in others
     ]
-    equal = sum(_same_text(ours, theirs, ends) for ours, theirs in outputs)
-    return {"outputs": len(outputs), "equal": equal}
+    return {"outputs": len(equal), "equal": sum(equal)}
 
 
 def _share(experiment: Experiment, arm: Arm, bytes_read: int) -> Spread:
