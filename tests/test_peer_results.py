@@ -149,6 +149,16 @@ def test_each_set_of_prompts_has_its_own_medians(tmp_path: Path) -> None:
     assert found["arms"][0]["bits_per_weight"] == 16
 
 
+def test_a_run_that_reached_only_one_set_of_prompts_has_tables_too(tmp_path: Path) -> None:
+    found = summary.summarised(
+        summary.read(write_raw(tmp_path / "raw", [{OURS: run([1, 2]), FAST: run([1, 2])}]))
+    )
+    assert [row[0] for row in page.sets_table(found)["rows"]] == [
+        "SpecQD BF16 + `auto`",
+        "llama.cpp Q4_K_M",
+    ]
+
+
 def test_a_text_is_exact_if_it_is_ours_until_its_end(tmp_path: Path) -> None:
     ours = run([1, 2, END, 4])
     one = [{OURS: ours, FAST: run([1, 2, END, 5])}, {OURS: ours, FAST: run([1, 3, END, 4])}]
@@ -167,7 +177,8 @@ def test_a_draft_is_compared_with_its_own_plain_text_of_another_raw_file(tmp_pat
     one = write_raw(tmp_path / "one", [{OURS: run([1, 2])}, {OURS: run([1, 3])}])
     two = write_raw(tmp_path / "two", [{PLAIN: run([1, 2])}, {PLAIN: run([1, 2])}])
     found = summary.summarised(summary.merged([summary.read(file) for file in (one, two)]))
-    assert found["arms"][0]["equal_to_own_plain"] == {"outputs": 2, "equal": 1}
+    assert [arm["name"] for arm in found["arms"]] == [PLAIN.name, OURS.name]
+    assert found["arms"][1]["equal_to_own_plain"] == {"outputs": 2, "equal": 1}
 
 
 def test_the_table_shows_the_fastest_length_of_a_draft(tmp_path: Path) -> None:

@@ -87,9 +87,14 @@ def merged(experiments: Sequence[Experiment]) -> Experiment:
     failed: Counter[str] = Counter()
     for each in experiments:
         failed.update(each.failed)
+    arms = dict.fromkeys(arm for each in experiments for arm in each.arms)
+
+    def place(arm: Arm) -> tuple[bool, bool]:  # ours first, beginning with plain decoding
+        return arm.engine != "specqd", arm.engine == "specqd" and arm.kind != "plain"
+
     return Experiment(
         first.plan,
-        list(dict.fromkeys(arm for each in experiments for arm in each.arms)),
+        sorted(arms, key=place),
         workers | {"commits": commits},
         [a_round for each in experiments for a_round in each.rounds],
         max(each.sittings for each in experiments),
@@ -98,10 +103,10 @@ def merged(experiments: Sequence[Experiment]) -> Experiment:
 
 
 def summarised(experiment: Experiment) -> dict[str, Any]:
-    """The summary of all rounds; with several sets of prompts, also that of each set."""
+    """The summary of all rounds; of formats, also that of each set of prompts."""
     summary = _summarised(experiment)
-    sets = list(dict.fromkeys(each.set for each in experiment.rounds))
-    if len(sets) > 1:
+    if experiment.plan["experiment"] == "formats":
+        sets = dict.fromkeys(each.set for each in experiment.rounds)
         fields = ("rounds", "arms", "specqd_over")
         summary["sets"] = {}
         for name in sets:
