@@ -11,6 +11,7 @@ bandwidth is that of another machine, all else is this one. Needs two cores.
 
 import multiprocessing
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from harness import Column, Report, parser
 
 from specqd import LLM, SamplingParams, _native
 from specqd.bench.levels import make_arms, read_prompts, summarised, trials
+from specqd.llm.draft_words import auto_words
 from specqd.model.model import Machine
 
 TAKEN_BYTES = 1 << 30
@@ -66,9 +68,9 @@ def main() -> None:
     os.sched_setaffinity(0, [ours])
     prompts = read_prompts(options.prompts, options.limit)
     params = SamplingParams(max_tokens=options.n, temperature=options.temperature, ignore_eos=True)
-    chains = ["fp4", "fp4|ngram ngram"]
+    chains = ["fp4", "auto"]
     if options.small:
-        chains.append(f"fp4|{options.small}|ngram {options.small}|ngram")
+        chains.append(shlex.join(auto_words(options.small)))
     columns: list[Column] = ["kernels", "other core", ("GB/s", ".1f"), "chain"]
     columns += [("x plain", ".2f"), ("x BF16 limit", ".2f"), ("tokens/s", ".1f")]
     title = f"One core of {Path(options.model).name} beside one that takes bandwidth"

@@ -14,6 +14,7 @@ from specqd._native import Level, NoDraft
 from specqd.engine.engine import Engine
 from specqd.engine.generation import GenerationRequest
 from specqd.llm import LLM
+from specqd.llm.draft_words import auto_words
 from specqd.sampling import SamplingParams
 
 
@@ -51,8 +52,7 @@ class Ours:
         """The small model drafts for the target and for its 4-bit weights, whichever pays."""
         if not draft.startswith(SMALL):
             return draft
-        small = self._folder / draft
-        return [f"fp4|{small}|ngram", f"{small}|ngram"]
+        return auto_words(str(self._folder / draft))
 
     def generate(self, arm: str, prompt: Sequence[int], new_tokens: int) -> Run:
         engine = self._engines[arm]

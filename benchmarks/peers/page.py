@@ -142,7 +142,7 @@ def _of_formats(summary: Mapping[str, Any]) -> str:
 
 
 def fastest(arms: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Of each way of drafting, the arm with the fastest length."""
+    """Returns the arm with the fastest length for each way of drafting."""
     best: dict[str, Mapping[str, Any]] = {}
     for arm in arms:
         kept = best.get(way := _way(arm["name"]))

@@ -136,7 +136,7 @@ class Formats:
         to.symlink_to(self.gguf.resolve())
 
     def write_bf16(self, to: Path) -> None:
-        """Of a GGUF file, the bits that specqd reads: dequantised, every tensor rounded once."""
+        """Writes the bits that SpecQD reads: a GGUF file is dequantised and rounded once."""
         if self.gguf is None:
             write_gguf(self.model, to)
             return

@@ -183,7 +183,7 @@ def _exact_texts(experiment: Experiment) -> dict[int, list[int]]:
 def _equal_texts(
     experiment: Experiment, arm: Arm, others: Mapping[int, list[int]], ends: Sequence[int] = ()
 ) -> dict[str, int]:
-    """How many outputs of the arm are those of `others`, by prompt."""
+    """Counts the prompts for which the arm's output is that of `others`."""
     equal = [
         _same_text(others[each.prompt], each.runs[arm.name].tokens, ends)
         for each in experiment.rounds

@@ -1,17 +1,13 @@
 #include "draft/level.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <numeric>
+
+#include "draft/measure.h"
 
 namespace specqd {
 namespace {
 
-constexpr std::array<int64_t, 5> kMeasuredRows{1, 2, 4, 9, 16};
-constexpr int64_t kMostMeasuredRows = 48;  // measured once: batches draft at many rows
-constexpr int kLeastMeasurements = 2, kMostMeasurements = 5;
-constexpr double kMeasuringSeconds = 0.3;  // after which no further one is begun
 // A drafter that has a prompt to read reads it in parts of so many seconds, one a round.
 constexpr double kReadingSeconds = 0.25;
 // Tokens of a part: fewer would read the weights too often; the first part of an unmeasured level.
@@ -50,38 +46,11 @@ void Level::release(const std::shared_ptr<Sequence>& sequence) {
 void Level::measure() {
   if (is_measured_) return;  // as it stands in another place too
   is_measured_ = true;
-  const std::array<int32_t, 1> start{0};
-  const auto sequence = std::make_shared<Sequence>(start, std::make_shared<Sampler>(), 1);
-  const auto context = model_.context(sequence);
-  context->begin(0);
-  const int64_t most = std::min(model_.max_positions(), model_.max_rows());
-  MeasuredCosts least;
-  const auto take = [&](int64_t rows) {
-    const double seconds = forward_seconds(context, rows);
-    const auto [at, is_first] = least.try_emplace(rows, seconds);
-    if (!is_first) at->second = std::min(at->second, seconds);
-  };
-  const double begun = clock_();
-  for (int i = 0; i < kMostMeasurements; ++i) {  // interleaved: what slows one slows all
-    if (i >= kLeastMeasurements && clock_() - begun > kMeasuringSeconds) break;
-    if (i == 1 && most >= kMostMeasuredRows) take(kMostMeasuredRows);
-    for (const int64_t rows : kMeasuredRows)
-      if (rows <= most) take(rows);
-  }
+  const MeasuredCosts least = measured_costs(model_, clock_);
   costs_.begin(least);
   reading_costs_.begin(least);
   policy_.begin();
-  model_.release(sequence);
   drafter_->measure();
-}
-
-double Level::forward_seconds(const std::shared_ptr<Context>& context, int64_t rows) {
-  const double begun = clock_();
-  Rows batch{context, 0, {}, static_cast<size_t>(rows)};
-  for (int64_t token = 0; token < rows; ++token)  // different ones may choose different experts
-    batch.tokens.push_back(static_cast<int32_t>(token % model_.vocabulary()));
-  model_.forward({&batch, 1});
-  return clock_() - begun;
 }
 
 // --- As a drafter --------------------------------------------------------------------------------

@@ -82,8 +82,6 @@ class Level : public Drafter {
     bool is_prompt;      // or tokens that were accepted long ago
   };
 
-  double forward_seconds(const std::shared_ptr<Context>& context, int64_t rows);
-
   int64_t longest(const DraftRequest& request);
   // What the next token of each draft takes in a round of all of them.
   std::vector<Priced> priced(std::span<Draft* const> drafts);

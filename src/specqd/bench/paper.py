@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from specqd.bench.levels import Arm, make_arms
 from specqd.llm import LLM
+from specqd.llm.draft_words import auto_words
 from specqd.model.loader import Progress
 
 LENGTH = 8  # tokens of each proposal, at every level (num_assistant_tokens)
@@ -24,7 +25,7 @@ def paper_chains(small: str) -> dict[str, Sequence[str]]:
         "MULTI": [own, f"{small}:mxfp4:k={LENGTH}"],
         "fp4": ["fp4"],
         "auto": ["auto"],
-        "auto+small": [f"fp4|{small}|ngram", f"{small}|ngram"],
+        "auto+small": auto_words(small),
     }
 
 

@@ -134,28 +134,24 @@ class Drafts:
         if not specs:
             return NoDraft()
         first, *others = specs[0].members
-        beside = [self._drafter(above, name, spec, (), building) for spec in others]
-        drafters = [self._drafter(above, name, first, specs[1:], building), *beside]
-        return DraftChoice(drafters) if others else drafters[0]
+        beside = [self._leaf(above, name, spec, building) for spec in others]
+        if len(specs) > 1:
+            outer = self._drafter(above, name, first, specs[1:], building)
+        else:
+            outer = self._leaf(above, name, first, building)
+        return DraftChoice([outer, *beside]) if others else outer
 
-    def _drafter(
-        self,
-        above: Model,
-        above_name: str,
-        spec: DraftSpec,
-        inner: Sequence[DraftSpec],
-        building: "_Building",
+    def _leaf(
+        self, above: Model, above_name: str, spec: DraftSpec, building: "_Building"
     ) -> Drafter:
-        """One that stands in several places of a model, with nothing below it, is made once: what
-        it learns in one place serves the others."""
+        """A drafter with nothing below it. One that stands in several places of a model is made
+        once: what it learns in one place serves the others."""
         key = above.decoder, spec.word
-        if inner:
-            return self._new_drafter(above, above_name, spec, inner, building)
         if key not in building.leaves:
-            building.leaves[key] = self._new_drafter(above, above_name, spec, (), building)
+            building.leaves[key] = self._drafter(above, above_name, spec, (), building)
         return building.leaves[key]
 
-    def _new_drafter(
+    def _drafter(
         self,
         above: Model,
         above_name: str,

@@ -152,6 +152,13 @@ def _auto(has_draft: bool, has_mtp: bool, small: DraftSpec | None) -> tuple[Draf
     return tuple(replace(first, alternatives=tuple(rest)) for first, *rest in places)
 
 
+def auto_words(small: str) -> list[str]:
+    """The words of the chain that `auto` is with this small model, for a target with a 4-bit draft
+    and without an MTP layer."""
+    levels = parse_chain("auto", small=DraftSpec(small, "model", small))
+    return ["|".join(member.word for member in level.members) for level in levels]
+
+
 def draft_format(specs: Sequence[DraftSpec]) -> DraftFormat | None:
     """The format in which the chain reads the target's own weights; None: not stated."""
     own = (spec.format for spec in members_of(specs) if spec.kind == "self")
