@@ -57,7 +57,7 @@ QUICK_ROWS = covering_array(QUICK_FACTORS, is_quick_enough)
 QUICK_CELLS = [Cell(**row) for row in QUICK_ROWS]
 SLOW_CELLS = [Cell(**row) for row in covering_array(FACTORS, is_quick_enough, QUICK_ROWS)]
 MODELS = (*FACTORS["model"], *FAMILY_SHAPES)
-FAMILY_DRAFTS = ("fp4", "fp4:k=6+SMALL:bf16:k=4", "SMALL:k=5+ngram:k=2")
+FAMILY_DRAFTS = ("fp4:context=192", "fp4:k=6+SMALL:bf16:k=4", "SMALL:k=5:context=192+ngram:k=2")
 
 
 def family_cells() -> Iterator[Cell]:

@@ -276,6 +276,8 @@ void bind_level(nb::module_& m) {
       .def_ro("bytes_read", &LevelStats::bytes_read, "Bytes of weights that its forwards read.")
       .def_ro("cache_bytes_read", &LevelStats::cache_bytes_read,
               "Bytes of keys and values that its forwards read.")
+      .def_ro("whole_cache_bytes", &LevelStats::whole_cache_bytes,
+              "What `cache_bytes_read` would be if drafts read their whole context.")
       .def_ro("drafted", &LevelStats::drafted, "Tokens that its drafter proposed.")
       .def_ro("accepted", &LevelStats::accepted)
       .def_ro("accepted_at", &LevelStats::accepted_at, "Accepted tokens by place in the proposal.")

@@ -171,12 +171,15 @@ void bind_forwards(nb::module_& m) {
       .def("record", exclusively<Context>(&Context::record), "start"_a, "tokens"_a,
            "Records that the cache holds `tokens` from position `start`, and nothing after them.")
       .def(
-          "copy_features",
+          "copy_logs",
           [](Context& context, Context& other) {
             const Exclusive use(&context, &other);
             context.features() = other.features();
+            context.draft_pages() = other.draft_pages();
           },
-          "other"_a, "Copies the logged features of a context that begins with the same tokens.");
+          "other"_a,
+          "Copies the logged features and the weights of pages of a context that begins with the\n"
+          "same tokens.");
   nb::class_<Rows>(m, "Rows",
                    "Tokens to forward from position `start` on; the last `logits` get logits.")
       .def(nb::init<std::shared_ptr<Context>, size_t, TokenList, size_t>(), "context"_a, "start"_a,
@@ -215,6 +218,8 @@ void bind_forwards(nb::module_& m) {
                    "Bytes of weights that all forwards so far have read.")
       .def_prop_ro("cache_bytes_read", &DecoderForward::cache_bytes_read,
                    "Bytes of keys and values that all forwards so far have read.")
+      .def_prop_ro("whole_cache_bytes", &DecoderForward::whole_cache_bytes,
+                   "What `cache_bytes_read` would be if drafts read their whole context.")
       .def("read_partial_head", exclusively<DecoderForward>(&DecoderForward::read_partial_head),
            "From now on, forwards read only the partial output head; by default, the whole one.");
   nb::class_<BoundForward, DecoderForward>(
@@ -232,6 +237,10 @@ void bind_forwards(nb::module_& m) {
           "decoder"_a, "cache"_a, "is_draft"_a, "max_positions"_a, "exact"_a.none() = nb::none())
       .def("log_features", exclusively<BoundForward>(&ModelForward::log_features),
            "From now on, forwards in both precisions log the features that the decoder taps.")
+      .def("set_draft_context", exclusively<BoundForward>(&ModelForward::set_draft_context),
+           "positions"_a.none(),
+           "Limits the positions of a context that drafts read, in both precisions; 0: no limit.\n"
+           "By default, 2,048 or so many that the weights remain most of what a draft reads.")
       .def("adopt", exclusively<BoundForward>(&ModelForward::adopt), "sequence"_a, "context"_a,
            "Sets the context from which a sequence continues.");
 }

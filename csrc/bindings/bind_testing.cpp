@@ -19,6 +19,7 @@
 #include "bindings/bindings.h"
 #include "bindings/exclusive.h"
 #include "bindings/fields.h"
+#include "decode/context.h"
 #include "decode/sampling.h"
 #include "decode/sequence.h"
 #include "kernels/float_mode.h"
@@ -118,6 +119,45 @@ void bind_pages(nb::module_& m) {
       "cache"_a, "sequence"_a, "page"_a, "bits"_a, "Fills a page with copies of one word.");
 }
 
+void bind_draft_pages(nb::module_& m) {
+  m.def(
+      "page_weights",
+      [](const Decoder& decoder, int64_t first, int64_t last) {
+        const auto layers = static_cast<size_t>(decoder.full_layers());
+        std::vector<float> weights = decoder.page_weights(first, last);
+        const size_t pages = weights.size() / layers;
+        return owned_array(std::move(weights), {layers, pages});
+      },
+      "decoder"_a, "first"_a, "last"_a,
+      "Returns the softmax weights of rows [first, last) of the last forward's logits by page,\n"
+      "summed over rows and heads: [layers without a window, pages]. The rows must have weighed\n"
+      "pages.");
+  m.def(
+      "weigh_pages",
+      [](Context& context, const nb::ndarray<const float, nb::ndim<2>, nb::c_contig>& weights) {
+        context.draft_pages().weigh(static_cast<int64_t>(weights.shape(0)),
+                                    {weights.data(), weights.data() + weights.size()});
+      },
+      "context"_a, "weights"_a, "Replaces the weights of a context's pages, [layers, pages].");
+  m.def(
+      "draft_pages",
+      [](Context& context, int64_t layers, int64_t start,
+         int64_t most) -> std::optional<std::vector<std::vector<int64_t>>> {
+        const PageChoice* const choice = context.draft_pages().choose(layers, start, most);
+        if (choice == nullptr) return std::nullopt;
+        std::vector<std::vector<int64_t>> pages;
+        for (int64_t layer = 0; layer < layers; ++layer) {
+          const auto earlier = choice->of_layer(layer);
+          pages.emplace_back(earlier.begin(), earlier.end());
+          for (int64_t page = choice->recent; page <= start / kPagePositions; ++page)
+            pages.back().push_back(page);
+        }
+        return pages;
+      },
+      "context"_a, "layers"_a, "start"_a, "most"_a,
+      "Returns, by layer, the pages that a draft from position `start` reads; None: all.");
+}
+
 void bind_states(nb::module_& m) {
   m.def(
       "saved_state",
@@ -189,6 +229,7 @@ void bind_failures(nb::module_& m) {
 
 void bind_testing(nb::module_& testing) {
   bind_pages(testing);
+  bind_draft_pages(testing);
   bind_states(testing);
   bind_sample_token(testing);
   bind_failures(testing);

@@ -5,7 +5,9 @@
 namespace specqd {
 
 void Context::begin(size_t length) {
-  if (exact_ == nullptr || exact_->length() == 0) return;
+  provisional_from_ = length;
+  if (!follows_exact()) return;
+  provisional_from_ = length - 1;
   offset_ = std::min(exact_->length(), length - 1);
   exact_->record(offset_, {});
   tokens_.clear();

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "decode/draft_pages.h"
 #include "decode/features.h"
 
 namespace specqd {
@@ -25,12 +26,18 @@ class Context {
   // The number of positions in the cache.
   size_t length() const { return offset_ + tokens_.size(); }
 
-  // Starts a proposal after `length` tokens.
+  // Starts a proposal after `length` tokens. Its later rows are provisional.
   //
   // The first forward of the proposal computes the last of these tokens again, so the exact context
   // keeps only the tokens before it. If the exact context is empty, this one continues from its own
   // last proposal.
   void begin(size_t length);
+
+  // Whether a row at this position belongs to the proposal, and so may read a part of the context.
+  // If the exact context is empty, the proposal's first forward reads all.
+  bool is_provisional(size_t position) const { return position >= provisional_from_; }
+  // Whether it ever started a proposal.
+  bool drafts() const { return provisional_from_ != kNowhere; }
 
   // Forgets everything after the common prefix with `tokens`, and returns the number of positions
   // that are left. The first `accepted` tokens never change, so later calls do not compare them.
@@ -45,15 +52,21 @@ class Context {
 
   // The features of positions in the cache, if the model logs them. Both precisions use one log.
   FeatureLog& features() { return exact_ == nullptr ? features_ : exact_->features(); }
+  // The pages that drafts read, which exact rows weigh.
+  DraftPages& draft_pages() { return exact_ == nullptr ? draft_pages_ : exact_->draft_pages(); }
 
  private:
+  static constexpr size_t kNowhere = static_cast<size_t>(-1);
+
   int slot_;
   std::shared_ptr<Context> exact_;
   size_t offset_ = 0;  // positions before tokens_, which the exact context tracks
   std::vector<int32_t> tokens_;
   size_t settled_ = 0;   // how many of tokens_, from the first on, are accepted
   size_t accepted_ = 0;  // how many tokens of the sequence never change
+  size_t provisional_from_ = kNowhere;
   FeatureLog features_;
+  DraftPages draft_pages_;
 };
 
 // Tokens of one sequence to forward, from position `start` on. The last `logits` of them get

@@ -6,6 +6,16 @@
 #include "kernels/float_mode.h"
 
 namespace specqd {
+namespace {
+
+// A draft reads at least so many positions, and more if their bytes are at most a part of those of
+// its weights.
+constexpr int64_t kLeastDraftContext = 2048;
+constexpr size_t kWeightsOverContext = 8;
+// Rows with logits that weigh pages: more belong to a prompt that is scored.
+constexpr int64_t kMostWeighedRows = 64;
+
+}  // namespace
 
 void check_rows(const Decoder& decoder, const KvCache& cache, std::span<const int32_t> tokens,
                 std::span<const ForwardRows> rows) {
@@ -31,6 +41,7 @@ void DecoderForward::run_forward(const std::function<void()>& work) {
   run_concurrently(work);
   bytes_read_ += decoder_->moved_bytes();
   cache_bytes_read_ += decoder_->seen_cache_bytes();
+  whole_cache_bytes_ += decoder_->whole_cache_bytes();
 }
 
 ScoredTokens DecoderForward::verify(int64_t row, std::span<const int32_t> proposal,
@@ -71,7 +82,18 @@ ModelForward::ModelForward(std::shared_ptr<Decoder> decoder, std::shared_ptr<KvC
                            std::shared_ptr<ModelForward> exact)
     : DecoderForward(std::move(decoder), std::move(cache), precision),
       max_positions_(max_positions),
-      exact_(std::move(exact)) {}
+      exact_(std::move(exact)),
+      affordable_(static_cast<int64_t>(decoder_->weight_bytes(precision) / kWeightsOverContext /
+                                       std::max<size_t>(decoder_->full_bytes_per_position(), 1))),
+      weighed_from_(kLeastDraftContext) {
+  if (exact_ != nullptr) exact_->has_draft_ = true;
+}
+
+void ModelForward::set_draft_context(std::optional<int64_t> positions) {
+  draft_context_ = positions;
+  int64_t& from = exact_ == nullptr ? weighed_from_ : exact_->weighed_from_;
+  if (positions && *positions > 0) from = std::min(from, *positions);
+}
 
 std::shared_ptr<Context> ModelForward::context(const std::shared_ptr<Sequence>& sequence) {
   std::shared_ptr<Context>& context = contexts_[sequence->key];
@@ -141,19 +163,53 @@ std::vector<Rows> ModelForward::forward_surplus(std::span<const Rows> batch, siz
 void ModelForward::forward_whole(std::span<const Rows> batch) {
   tokens_.clear();
   rows_.clear();
+  weighed_.clear();
   for (const Rows& rows : batch) {
     const auto start = static_cast<int64_t>(rows.start), count = std::ssize(rows.tokens);
     if (!cache_->make_writable(rows.context->slot(), start, start + count))
       throw CacheFull("the KV cache of " + std::to_string(cache_->total_pages() * kPagePositions) +
                       " positions is full; use shorter sequences or fewer at once");
     tokens_.insert(tokens_.end(), rows.tokens.begin(), rows.tokens.end());
-    rows_.push_back({rows.context->slot(), start, count, static_cast<int64_t>(rows.logits),
-                     static_cast<int64_t>(rows.context->settled())});
+    rows_.push_back(forward_rows(rows, batch.size()));
   }
   check_rows(*decoder_, *cache_, tokens_, rows_);
   run_forward([this] { decoder_->forward({precision_, *cache_, tokens_, rows_, head_}); });
   for (const Rows& rows : batch) rows.context->record(rows.start, rows.tokens);
   if (logs_features()) log(batch);
+}
+
+ForwardRows ModelForward::forward_rows(const Rows& rows, size_t batch) {
+  Context& context = *rows.context;
+  const auto start = static_cast<int64_t>(rows.start), count = std::ssize(rows.tokens);
+  const auto logits = static_cast<int64_t>(rows.logits);
+  ForwardRows part{context.slot(), start, count, logits, static_cast<int64_t>(context.settled())};
+  if (context.is_provisional(rows.start))
+    part.choice = context.draft_pages().choose(decoder_->full_layers(), start, draft_pages(batch));
+  else
+    part.weighs_pages = (has_draft_ || context.drafts()) && start + count > weighed_from_ &&
+                        0 < logits && logits <= kMostWeighedRows;
+  const int64_t first = weighed_.empty() ? 0 : weighed_.back().last;
+  weighed_.push_back({part.weighs_pages ? rows.context : nullptr, first, first + logits});
+  return part;
+}
+
+// The most pages that a draft in a batch of this size reads of each sequence; 0: all.
+int64_t ModelForward::draft_pages(size_t batch) const {
+  const int64_t usual = std::max(kLeastDraftContext, affordable_ / static_cast<int64_t>(batch));
+  return draft_context_.value_or(usual) / kPagePositions;
+}
+
+ScoredTokens ModelForward::verify(int64_t row, std::span<const int32_t> proposal,
+                                  const std::shared_ptr<Sequence>& sequence) {
+  ScoredTokens verified = DecoderForward::verify(row, proposal, sequence);
+  const auto rows = std::ssize(verified.tokens);
+  const auto weighed = std::ranges::find_if(weighed_, [&](const Weighed& each) {
+    return each.context != nullptr && each.first <= row && row + rows <= each.last;
+  });
+  if (weighed != weighed_.end() && rows > 0)
+    weighed->context->draft_pages().weigh(decoder_->full_layers(),
+                                          decoder_->page_weights(row, row + rows));
+  return verified;
 }
 
 void ModelForward::log(std::span<const Rows> batch) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <unordered_map>
@@ -55,6 +56,8 @@ class LevelModel {
   // Bytes of weights, and of keys and values, that all forwards so far have read.
   virtual size_t bytes_read() const { return 0; }
   virtual size_t cache_bytes_read() const { return 0; }
+  // What the latter would be if drafts read their whole context.
+  virtual size_t whole_cache_bytes() const { return cache_bytes_read(); }
 };
 
 // Throws std::invalid_argument if there are too many rows, if they do not match the tokens, or if
@@ -69,6 +72,7 @@ class DecoderForward : public LevelModel {
   const Decoder& decoder() const { return *decoder_; }
   size_t bytes_read() const override { return bytes_read_; }
   size_t cache_bytes_read() const override { return cache_bytes_read_; }
+  size_t whole_cache_bytes() const override { return whole_cache_bytes_; }
   // From now on, forwards read only the partial output head. By default they read the whole one.
   virtual void read_partial_head() { head_ = HeadUse::kPartial; }
 
@@ -98,11 +102,13 @@ class DecoderForward : public LevelModel {
   std::vector<ForwardRows> rows_;
 
  private:
-  size_t bytes_read_ = 0, cache_bytes_read_ = 0;
+  size_t bytes_read_ = 0, cache_bytes_read_ = 0, whole_cache_bytes_ = 0;
 };
 
 // Forwards a whole model. With `exact`, it is the fp4 precision of the same weights; its
 // provisional keys and values come after the exact ones in the same cache.
+//
+// Rows of a long proposal read the pages that DraftPages chooses; all other rows read everything.
 class ModelForward : public DecoderForward {
  public:
   ModelForward(std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCache> cache,
@@ -116,6 +122,9 @@ class ModelForward : public DecoderForward {
   bool logs_features() const {
     return exact_ == nullptr ? logs_features_ : exact_->logs_features();
   }
+  // The positions of a context that drafts of this precision read; 0: all. By default, so many that
+  // the weights remain most of what a draft reads.
+  void set_draft_context(std::optional<int64_t> positions);
   // This model's context for a sequence; null before its first use.
   std::shared_ptr<Context> held(const Sequence& sequence) const;
 
@@ -126,6 +135,9 @@ class ModelForward : public DecoderForward {
   // Splits the rows into several forwards if one cannot take them; those with logits must fit into
   // the last forward. Throws CacheFull and TooManyRows.
   void forward(std::span<const Rows> batch) override;
+  // Also weighs the pages of the sequence by the rows whose tokens were accepted.
+  ScoredTokens verify(int64_t row, std::span<const int32_t> proposal,
+                      const std::shared_ptr<Sequence>& sequence) override;
   // Also releases the sequence in the exact precision, which may not be a level of its own.
   void release(const std::shared_ptr<Sequence>& sequence) override;
 
@@ -133,11 +145,24 @@ class ModelForward : public DecoderForward {
   std::vector<Rows> forward_surplus(std::span<const Rows> batch, size_t surplus);
   void forward_whole(std::span<const Rows> batch);
   void log(std::span<const Rows> batch);
+  int64_t draft_pages(size_t batch) const;
+  ForwardRows forward_rows(const Rows& rows, size_t batch);
+
+  // Rows of the last forward that weighed pages.
+  struct Weighed {
+    std::shared_ptr<Context> context;
+    int64_t first, last;  // rows of logits
+  };
 
   int64_t max_positions_;
   std::shared_ptr<ModelForward> exact_;
   std::unordered_map<int64_t, std::shared_ptr<Context>> contexts_;  // by key
   bool logs_features_ = false;
+  std::optional<int64_t> draft_context_;
+  const int64_t affordable_;  // positions whose bytes are a fixed part of those of the weights
+  bool has_draft_ = false;    // the fp4 precision drafts in the same cache
+  int64_t weighed_from_;      // contexts with so many positions weigh their pages
+  std::vector<Weighed> weighed_;
 };
 
 }  // namespace specqd

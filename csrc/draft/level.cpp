@@ -232,6 +232,7 @@ std::vector<Proposal> Level::advance(std::span<const DraftRequest> requests) {
   int64_t num_rows = 0;
   for (const Rows& rows : batch) num_rows += std::ssize(rows.tokens);
   const size_t read = model_.bytes_read(), cache_read = model_.cache_bytes_read();
+  const size_t whole_cache = model_.whole_cache_bytes();
   const double drafted = clock_();
   model_.forward(batch);
   const double forwarded = clock_();
@@ -244,6 +245,7 @@ std::vector<Proposal> Level::advance(std::span<const DraftRequest> requests) {
   stats.pick_seconds += sampled - forwarded;
   stats.bytes_read += model_.bytes_read() - read;
   stats.cache_bytes_read += model_.cache_bytes_read() - cache_read;
+  stats.whole_cache_bytes += model_.whole_cache_bytes() - whole_cache;
   learn(readings, num_rows, clock_() - drafted);
   if (std::ranges::none_of(readings, &Reading::is_prompt)) {
     size_t made = 0;

@@ -24,6 +24,7 @@ struct LevelStats {
   double seconds = 0.0;  // within forwards
   double pick_seconds = 0.0;
   size_t bytes_read = 0, cache_bytes_read = 0;  // by its forwards: other levels may use its model
+  size_t whole_cache_bytes = 0;                 // the latter, if drafts read their whole context
   int64_t drafted = 0;                          // tokens that its drafter proposed
   int64_t accepted = 0;
   std::vector<int64_t> accepted_at, drafted_at;  // by place in the proposal

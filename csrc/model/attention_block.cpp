@@ -8,8 +8,9 @@ namespace {
 
 class AttentionBlock : public Block {
  public:
-  AttentionBlock(const LayerWeights& layer, int64_t cache_layer, const BlockSetting& setting)
-      : attention_(layer, cache_layer, setting.traits, setting.ropes),
+  AttentionBlock(const LayerWeights& layer, const AttentionPlace& place,
+                 const BlockSetting& setting)
+      : attention_(layer, place, setting.traits, setting.ropes),
         query_key_value_(layer.query_key_value),
         output_(layer.output),
         query_key_value_bias_(layer.query_key_value_bias),
@@ -55,9 +56,9 @@ class AttentionBlock : public Block {
 
 }  // namespace
 
-std::unique_ptr<Block> make_attention(const LayerWeights& layer, int64_t cache_layer,
+std::unique_ptr<Block> make_attention(const LayerWeights& layer, const AttentionPlace& place,
                                       const BlockSetting& setting) {
-  return std::make_unique<AttentionBlock>(layer, cache_layer, setting);
+  return std::make_unique<AttentionBlock>(layer, place, setting);
 }
 
 }  // namespace specqd

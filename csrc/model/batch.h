@@ -10,6 +10,7 @@
 #include "model/input_products.h"
 #include "model/kv_cache.h"
 #include "model/layer_weights.h"
+#include "model/page_weights.h"
 #include "model/paged_attention.h"
 #include "model/scratch.h"
 #include "model/traits.h"
@@ -24,6 +25,8 @@ struct ForwardRows {
   int64_t count;
   int64_t logits;
   int64_t settled = 0;  // later forwards of the sequence begin at or after this, or at 0
+  const PageChoice* choice = nullptr;  // the pages that they attend to; null: all
+  bool weighs_pages = false;           // its rows with logits record the weights of all pages
 };
 
 // The panels of the output head that a forward reads: all, or those of the partial head. All other
@@ -69,9 +72,9 @@ struct ThreadScratch {
 };
 
 struct Batch {
-  // `longest_windows` has one entry per attention shape of the decoder; 0 means no window.
-  Batch(const Traits& traits, const std::vector<int64_t>& longest_windows, int threads,
-        int64_t max_rows);
+  // `full_layer_heads`: heads of the layers without a window.
+  Batch(const Traits& traits, std::span<const AttentionKind> kinds,
+        std::vector<int64_t> full_layer_heads, int threads, int64_t max_rows);
 
   void begin(const ForwardRequest& request);
   // Drops the rows that get no logits, from the sequences and from what rows carry.
@@ -83,6 +86,8 @@ struct Batch {
   }
   float* residual_of(int64_t row) { return residual.data() + row * traits.spec.hidden; }
   float* aside_of(int64_t row) { return aside.data() + row * traits.spec.hidden; }
+  // Where attention leaves the weights of pages; empty if they are not wanted.
+  std::span<float> page_weights_of(int64_t full_layer, int64_t row, int64_t head);
 
   const Traits& traits;
   const int64_t max_rows;
@@ -97,8 +102,10 @@ struct Batch {
   std::vector<int64_t> logit_rows;          // the row of each row of logits
   int64_t rows = 0;
   StatePlan states;
-  std::vector<PagedAttention> attentions;  // by shape
-  size_t moved_bytes = 0;                  // of weights that this forward has read
+  std::vector<PagedAttention> attentions;  // by kind
+  PageWeights page_weights;                // by row with logits
+  std::vector<int32_t> weighed_rows;  // by row: its row in them, or kNotWeighed; empty: all are not
+  size_t moved_bytes = 0;             // of weights that this forward has read
 
   // What rows carry.
   std::vector<float> residual;   // [rows][hidden]
@@ -113,6 +120,9 @@ struct Batch {
 
   std::unique_ptr<InputProducts> watched;  // null: inputs are not measured
   std::unique_ptr<BitRecord> bits;         // null: bits are not recorded
+
+ private:
+  void plan_page_weights(std::span<const ForwardRows> parts, int64_t pages);
 };
 
 }  // namespace specqd

@@ -18,11 +18,10 @@ struct BlockSetting {
   int64_t max_rows;                     // of a batch
 };
 
-// Attention over the rows of layer `cache_layer` of the KV cache.
-std::unique_ptr<Block> make_attention(const LayerWeights& layer, int64_t cache_layer,
+std::unique_ptr<Block> make_attention(const LayerWeights& layer, const AttentionPlace& place,
                                       const BlockSetting& setting);
 // Multi-head latent attention, absorbed.
-std::unique_ptr<Block> make_latent_attention(const LayerWeights& layer, int64_t cache_layer,
+std::unique_ptr<Block> make_latent_attention(const LayerWeights& layer, const AttentionPlace& place,
                                              const BlockSetting& setting);
 // A short convolution between gates, or a short convolution followed by a delta rule. `state_layer`
 // is an index among the recurrent layers.

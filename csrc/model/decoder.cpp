@@ -17,7 +17,7 @@ Decoder::Decoder(DecoderSpec spec, const DecoderWeights& weights, std::shared_pt
       cache_plan_(traits_.spec, weights.layers),
       head_(weights, traits_),
       taps_(std::ssize(weights.layers), traits_.spec.hidden, max_rows),
-      batch_(traits_, cache_plan_.longest_windows, pool_->threads(), max_rows) {
+      batch_(traits_, cache_plan_.kinds, cache_plan_.full_layer_heads, pool_->threads(), max_rows) {
   if (weights.entry != nullptr) {
     auto pairs = std::make_unique<PairEntry>(weights, batch_);
     pairs_ = pairs.get();
@@ -31,8 +31,7 @@ Decoder::Decoder(DecoderSpec spec, const DecoderWeights& weights, std::shared_pt
   const bool reads_pairs = pairs_ != nullptr && !pairs_->is_projected();
   const int64_t count = std::ssize(weights.layers);
   for (int64_t i = 0; i < count; ++i) {
-    const auto at = static_cast<size_t>(i);
-    layers_.emplace_back(weights.layers[at], i, count, cache_plan_.cache_layers[at], reads_pairs,
+    layers_.emplace_back(weights.layers[static_cast<size_t>(i)], i, cache_plan_, reads_pairs,
                          setting);
   }
   reserve();
@@ -90,11 +89,32 @@ size_t Decoder::weight_bytes(Precision precision) const {
 }
 
 size_t Decoder::seen_cache_bytes() const {
+  return cache_bytes(batch_.all_sequences, batch_.sequences);
+}
+
+size_t Decoder::whole_cache_bytes() const {
+  const auto without_choices = [](std::vector<SequenceRows> sequences) {
+    for (SequenceRows& rows : sequences) rows.choice = nullptr;
+    return sequences;
+  };
+  return cache_bytes(without_choices(batch_.all_sequences), without_choices(batch_.sequences));
+}
+
+size_t Decoder::cache_bytes(std::span<const SequenceRows> first,
+                            std::span<const SequenceRows> last) const {
   int64_t words = 0;
   for (int64_t i = 0; i < std::ssize(layers_); ++i)
-    words += layers_[static_cast<size_t>(i)].cache_words(
-        i < cache_plan_.first_reader ? batch_.all_sequences : batch_.sequences);
+    words +=
+        layers_[static_cast<size_t>(i)].cache_words(i < cache_plan_.first_reader ? first : last);
   return static_cast<size_t>(words) * sizeof(uint16_t) + static_cast<size_t>(batch_.states.bytes());
+}
+
+size_t Decoder::full_bytes_per_position() const {
+  int64_t words = 0;
+  const SequenceRows page{0, 0, kPagePositions, 0};
+  for (size_t i = 0; i < layers_.size(); ++i)
+    if (cache_plan_.places[i].full_layer >= 0) words += layers_[i].cache_words({&page, 1});
+  return static_cast<size_t>(words / kPagePositions) * sizeof(uint16_t);
 }
 
 bool Decoder::has_pages(const KvCache& cache, const ForwardRows& rows) const {

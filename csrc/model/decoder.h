@@ -61,6 +61,17 @@ class Decoder {
   // Bytes of keys, values and states that the last forward read or wrote: keys and values in blocks
   // of 32 positions. A block counts once per sequence, even if several of its rows read it.
   size_t seen_cache_bytes() const;
+  // The same, if all rows had attended to all pages.
+  size_t whole_cache_bytes() const;
+
+  // Layers without a window, and the bytes of keys and values that they read per position.
+  int64_t full_layers() const { return std::ssize(cache_plan_.full_layer_heads); }
+  size_t full_bytes_per_position() const;
+  // The softmax weights of rows [first, last) with logits of the last forward, which must have
+  // weighed pages: sums over rows and heads, [full_layers()][pages of the longest such sequence].
+  std::vector<float> page_weights(int64_t first, int64_t last) const {
+    return batch_.page_weights.sums(first, last);
+  }
 
   // From now on, sums the products of the inputs of all matrices in exact forwards (InputProducts).
   void watch_inputs();
@@ -76,6 +87,8 @@ class Decoder {
   // One list per layer, then one for the matrices before and after the layers.
   std::vector<std::vector<BlockMatrix>> matrices() const;
   void reserve();
+  // Bytes that rows read or write; the last layers may have fewer rows than the first ones.
+  size_t cache_bytes(std::span<const SequenceRows> first, std::span<const SequenceRows> last) const;
   // Runs layers [first, last), and the output head after the last one of all.
   void run_layers(Team& team, int64_t first, int64_t last);
 

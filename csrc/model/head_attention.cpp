@@ -13,13 +13,12 @@ constexpr float kLatentNormEpsilon = 1e-6f;  // the same in every model
 
 }  // namespace
 
-HeadAttention::HeadAttention(const LayerWeights& layer, int64_t cache_layer, const Traits& traits,
-                             const std::vector<RopeTable>& ropes)
+HeadAttention::HeadAttention(const LayerWeights& layer, const AttentionPlace& place,
+                             const Traits& traits, const std::vector<RopeTable>& ropes)
     : traits_(traits),
       shape_(traits.spec.attentions.at(static_cast<size_t>(layer.attention))),
-      attention_(static_cast<size_t>(layer.attention)),
       rope_(layer.rope < 0 ? nullptr : &ropes.at(static_cast<size_t>(layer.rope))),
-      cache_layer_(cache_layer),
+      place_(place),
       window_(layer.window),
       writes_cache_(layer.kv_layer < 0),
       values_are_keys_(layer.values_are_keys),
@@ -36,6 +35,8 @@ int64_t HeadAttention::cache_words(std::span<const SequenceRows> sequences) cons
     const int64_t first = std::max<int64_t>(window_ > 0 ? rows.start + 1 - window_ : 0, 0);
     const int64_t last = rows.start + rows.count;
     positions += (last + kBlock - 1) / kBlock * kBlock - first / kBlock * kBlock;
+    if (window_ == 0 && rows.choice != nullptr)
+      positions -= rows.choice->skipped_pages() * kPagePositions;
   }
   return positions * layer.page_words() / kPagePositions;
 }
@@ -101,7 +102,7 @@ void HeadAttention::write_key_value(const Run& run, int64_t kv_head, int64_t row
 void HeadAttention::write_heads(const Run& run, int64_t kv_head,
                                 const PagedAttention::PageRows& part) const {
   const SequenceRows& rows = run.batch.sequences[static_cast<size_t>(part.sequence)];
-  const KvView view = run.batch.cache->view(rows.sequence, cache_layer_, kv_head);
+  const KvView view = run.batch.cache->view(rows.sequence, place_.cache_layer, kv_head);
   for (int64_t row = part.first; row < part.last; ++row) {
     const int64_t position = rows.start + row - rows.first_row;
     write_queries(run, kv_head, row, position);
@@ -117,20 +118,21 @@ void HeadAttention::merge_head(const Run& run, int64_t head,
   const int64_t dim = shape_.head_dim;
   for (int64_t row = part.first; row < part.last; ++row) {
     float* const out = run.heads + row * shape_.outputs() + head * dim;
-    run.attention.merge(row, head, sinks_, out);
+    run.attention.merge(row, head, sinks_, out,
+                        run.batch.page_weights_of(place_.full_layer, row, head));
     if (run.gates != nullptr)
       traits_.kernels.sigmoid_gate(run.gates + row * shape_.queries() + head * dim, dim, out);
   }
 }
 
 void HeadAttention::run(Team& team, Batch& batch, float* heads, const float* gates) const {
-  PagedAttention& attention = batch.attentions[attention_];
+  PagedAttention& attention = batch.attentions[place_.kind];
   const Run run{batch, attention, heads, gates};
   if (traits_.spec.norms_whole_rows) norm_whole_rows(team, run);
   const int64_t passes = attention.passes(), kv_heads = shape_.kv_heads, group = shape_.group();
   const auto parts = attention.page_rows();
   const auto attend = [&](int64_t first, int64_t last) {
-    attention.run(*batch.cache, cache_layer_, window_, first, last, team.thread());
+    attention.run(*batch.cache, place_, window_, first, last, team.thread());
   };
   // If the key-value heads divide evenly among the nodes' threads, a node's threads write and read
   // the same heads in every forward, so keys and values are on that node. Otherwise they are on the

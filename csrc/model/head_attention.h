@@ -11,8 +11,8 @@ namespace specqd {
 
 class HeadAttention {
  public:
-  // Takes norms, window, sinks and rope from `layer`. `cache_layer` is its index in the KV cache.
-  HeadAttention(const LayerWeights& layer, int64_t cache_layer, const Traits& traits,
+  // Takes norms, window, sinks and rope from `layer`.
+  HeadAttention(const LayerWeights& layer, const AttentionPlace& place, const Traits& traits,
                 const std::vector<RopeTable>& ropes);
 
   const AttentionShape& shape() const { return shape_; }
@@ -44,9 +44,9 @@ class HeadAttention {
 
   const Traits& traits_;
   const AttentionShape shape_;
-  size_t attention_;       // index of the shape
   const RopeTable* rope_;  // null: no rotation
-  int64_t cache_layer_, window_;
+  const AttentionPlace place_;
+  int64_t window_;
   bool writes_cache_;  // else it reads the keys and values of an earlier layer
   bool values_are_keys_;
   Norm query_norm_, key_norm_, value_norm_;

@@ -18,6 +18,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "model/page_choice.h"
 #include "model/recurrent_states.h"
 #include "weights/pack.h"
 
@@ -49,7 +50,7 @@ struct KvShape {
 };
 
 // Keys and values of one sequence in one layer for one key-value head, by page. Valid until the
-// sequence's pages change.
+// sequence's pages change. Through a choice, the pages are only the chosen ones, numbered from 0.
 class KvView {
  public:
   KvView(uint16_t* strip, const int32_t* pages, int64_t frame_words, const KvLayer& layer)
@@ -58,19 +59,33 @@ class KvView {
         frame_words_(frame_words),
         key_words_(layer.key_words()),
         value_words_(layer.value_words()) {}
+  KvView through(const PageChoice& choice, int64_t full_layer) const {
+    KvView view = *this;
+    view.earlier_ = choice.of_layer(full_layer);
+    view.skipped_ = choice.skipped_pages();
+    return view;
+  }
   uint16_t* keys(int64_t page) const {
-    return strip_ + pages_[page] / kFramePages * frame_words_ +
-           pages_[page] % kFramePages * key_words_;
+    const int32_t at = stored(page);
+    return strip_ + at / kFramePages * frame_words_ + at % kFramePages * key_words_;
   }
   uint16_t* values(int64_t page) const {
-    return strip_ + pages_[page] / kFramePages * frame_words_ + kFramePages * key_words_ +
-           pages_[page] % kFramePages * value_words_;
+    const int32_t at = stored(page);
+    return strip_ + at / kFramePages * frame_words_ + kFramePages * key_words_ +
+           at % kFramePages * value_words_;
   }
 
  private:
+  int32_t stored(int64_t page) const {
+    return pages_[page < std::ssize(earlier_) ? earlier_[static_cast<size_t>(page)]
+                                              : page + skipped_];
+  }
+
   uint16_t* strip_;  // in the cache's first frame
   const int32_t* pages_;
   int64_t frame_words_, key_words_, value_words_;
+  std::span<const int32_t> earlier_ = {};
+  int64_t skipped_ = 0;  // pages
 };
 
 class KvCache {

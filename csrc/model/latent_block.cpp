@@ -44,8 +44,9 @@ void multiply_heads(Team& team, Batch& batch, const char* stage, const PackedWei
 
 class LatentAttentionBlock : public Block {
  public:
-  LatentAttentionBlock(const LayerWeights& layer, int64_t cache_layer, const BlockSetting& setting)
-      : attention_(layer, cache_layer, setting.traits, setting.ropes),
+  LatentAttentionBlock(const LayerWeights& layer, const AttentionPlace& place,
+                       const BlockSetting& setting)
+      : attention_(layer, place, setting.traits, setting.ropes),
         query_key_value_(layer.query_key_value),
         output_(layer.output),
         output_bias_(layer.output_bias),
@@ -163,9 +164,9 @@ void LatentAttentionBlock::expand(Team& team, Batch& batch) const {
 
 }  // namespace
 
-std::unique_ptr<Block> make_latent_attention(const LayerWeights& layer, int64_t cache_layer,
+std::unique_ptr<Block> make_latent_attention(const LayerWeights& layer, const AttentionPlace& place,
                                              const BlockSetting& setting) {
-  return std::make_unique<LatentAttentionBlock>(layer, cache_layer, setting);
+  return std::make_unique<LatentAttentionBlock>(layer, place, setting);
 }
 
 }  // namespace specqd

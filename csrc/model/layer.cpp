@@ -10,12 +10,12 @@ namespace {
 
 const Norm kNoNorm;
 
-std::unique_ptr<Block> make_mixer(const LayerWeights& layer, int64_t cache_layer,
+std::unique_ptr<Block> make_mixer(const LayerWeights& layer, const AttentionPlace& place,
                                   const BlockSetting& setting) {
-  if (layer.delta != nullptr) return make_delta_rule(layer, cache_layer, setting);
-  if (layer.is_recurrent()) return make_short_convolution(layer, cache_layer, setting);
-  if (layer.latent != nullptr) return make_latent_attention(layer, cache_layer, setting);
-  return make_attention(layer, cache_layer, setting);
+  if (layer.delta != nullptr) return make_delta_rule(layer, place.cache_layer, setting);
+  if (layer.is_recurrent()) return make_short_convolution(layer, place.cache_layer, setting);
+  if (layer.latent != nullptr) return make_latent_attention(layer, place, setting);
+  return make_attention(layer, place, setting);
 }
 
 std::unique_ptr<Block> make_feed_forward_of(const LayerWeights& layer,
@@ -39,8 +39,8 @@ void add_aside(Team& team, Batch& batch, const Norm& norm, float scale) {
 
 }  // namespace
 
-Layer::Layer(const LayerWeights& weights, int64_t index, int64_t layers, int64_t cache_layer,
-             bool reads_pairs, const BlockSetting& setting)
+Layer::Layer(const LayerWeights& weights, int64_t index, const CachePlan& plan, bool reads_pairs,
+             const BlockSetting& setting)
     : is_parallel_(setting.traits.spec.is_parallel),
       reads_pairs_(reads_pairs),
       output_scale_(weights.output_scale),
@@ -49,11 +49,11 @@ Layer::Layer(const LayerWeights& weights, int64_t index, int64_t layers, int64_t
       feed_forward_norm_(weights.feed_forward_norm),
       feed_forward_post_norm_(weights.feed_forward_post_norm),
       per_layer_post_norm_(weights.per_layer.post_norm),
-      mixer_(make_mixer(weights, cache_layer, setting)),
+      mixer_(make_mixer(weights, plan.places.at(static_cast<size_t>(index)), setting)),
       feed_forward_(make_feed_forward_of(weights, setting)),
-      per_layer_(weights.per_layer.exists()
-                     ? make_per_layer_input(weights.per_layer, index, layers, setting)
-                     : nullptr) {
+      per_layer_(weights.per_layer.exists() ? make_per_layer_input(weights.per_layer, index,
+                                                                   std::ssize(plan.places), setting)
+                                            : nullptr) {
   if (is_parallel_ && weights.mixture != nullptr)
     throw std::invalid_argument("experts do not run in parallel with attention");
 }
@@ -93,30 +93,42 @@ std::vector<const Block*> Layer::blocks() const {
 }
 
 CachePlan::CachePlan(const DecoderSpec& spec, std::span<const LayerWeights> layers)
-    : states(spec.states), longest_windows(spec.attentions.size(), 0) {
-  std::vector<bool> sees_all(spec.attentions.size(), false);
+    : states(spec.states) {
+  // Layers with a window and layers without one need plans of their own, even with equal shapes.
+  const auto kind_of = [&](const LayerWeights& layer) {
+    const auto found = std::ranges::find_if(kinds, [&](const AttentionKind& kind) {
+      return kind.shape == layer.attention && (kind.longest_window > 0) == (layer.window > 0);
+    });
+    if (found == kinds.end()) {
+      kinds.push_back({layer.attention, layer.window});
+      return kinds.size() - 1;
+    }
+    found->longest_window = std::max(found->longest_window, layer.window);
+    return static_cast<size_t>(found - kinds.begin());
+  };
+  bool have_windows = true;
   for (const LayerWeights& layer : layers) {
     if (layer.is_recurrent()) {
-      cache_layers.push_back(states.layers++);
-      first_reader = std::ssize(cache_layers);
+      places.push_back({0, states.layers++, -1});
+      first_reader = std::ssize(places);
       continue;
     }
-    const auto at = static_cast<size_t>(layer.attention);
-    const AttentionShape& shape = spec.attentions.at(at);
-    sees_all[at] = sees_all[at] || layer.window == 0;
-    longest_windows[at] = std::max(longest_windows[at], layer.window);
+    const AttentionShape& shape = spec.attentions.at(static_cast<size_t>(layer.attention));
+    places.push_back({kind_of(layer), std::ssize(kv.layers), -1});
+    if (layer.window == 0) {
+      have_windows = false;
+      places.back().full_layer = std::ssize(full_layer_heads);
+      full_layer_heads.push_back(shape.heads);
+    }
+    longest_window = std::max(longest_window, layer.window);
     if (layer.kv_layer >= 0) {
-      cache_layers.push_back(cache_layers.at(static_cast<size_t>(layer.kv_layer)));
+      places.back().cache_layer = places.at(static_cast<size_t>(layer.kv_layer)).cache_layer;
       continue;
     }
-    cache_layers.push_back(std::ssize(kv.layers));
     kv.layers.push_back({shape.kv_heads, shape.head_dim, shape.value_dim});
-    first_reader = std::ssize(cache_layers);
+    first_reader = std::ssize(places);
   }
-  for (size_t i = 0; i < sees_all.size(); ++i)
-    if (sees_all[i]) longest_windows[i] = 0;
-  const auto [least, most] = std::minmax_element(longest_windows.begin(), longest_windows.end());
-  longest_window = *least > 0 ? *most : 0;
+  if (!have_windows) longest_window = 0;
 }
 
 }  // namespace specqd

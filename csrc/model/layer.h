@@ -10,12 +10,24 @@
 
 namespace specqd {
 
+// Where the layers of a decoder keep keys, values and states.
+struct CachePlan {
+  explicit CachePlan(const DecoderSpec& spec, std::span<const LayerWeights> layers);
+
+  KvShape kv;
+  StateShape states;
+  std::vector<AttentionPlace> places;  // by layer; if it is recurrent, `cache_layer` is its state
+  std::vector<AttentionKind> kinds;    // of attention
+  std::vector<int64_t> full_layer_heads;  // heads of the layers without a window
+  int64_t longest_window = 0;             // of all layers; 0: one has no window
+  int64_t first_reader = 0;  // no layer from this one on has keys, values or states of its own
+};
+
 class Layer {
  public:
-  // `cache_layer`: the layer's index in the KV cache, or in the states if the layer is recurrent.
   // If `reads_pairs`, attention reads Batch::pairs.
-  Layer(const LayerWeights& weights, int64_t index, int64_t layers, int64_t cache_layer,
-        bool reads_pairs, const BlockSetting& setting);
+  Layer(const LayerWeights& weights, int64_t index, const CachePlan& plan, bool reads_pairs,
+        const BlockSetting& setting);
 
   void run(Team& team, Batch& batch) const;
 
@@ -32,18 +44,6 @@ class Layer {
   std::unique_ptr<Block> mixer_;         // mixes positions: attention, or a recurrence
   std::unique_ptr<Block> feed_forward_;  // or experts
   std::unique_ptr<Block> per_layer_;     // null: the model has no per-layer embeddings
-};
-
-// Where the layers of a decoder keep keys, values and states.
-struct CachePlan {
-  explicit CachePlan(const DecoderSpec& spec, std::span<const LayerWeights> layers);
-
-  KvShape kv;
-  StateShape states;
-  std::vector<int64_t> cache_layers;     // by layer: its layer of the cache, or of the states
-  std::vector<int64_t> longest_windows;  // by attention shape; 0: one has no window
-  int64_t longest_window = 0;            // of all layers; 0: one has no window
-  int64_t first_reader = 0;  // no layer from this one on has keys, values or states of its own
 };
 
 }  // namespace specqd

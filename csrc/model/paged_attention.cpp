@@ -1,8 +1,11 @@
 #include "model/paged_attention.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "kernels/bf16.h"
@@ -13,11 +16,23 @@ namespace {
 constexpr int64_t kRowsAtOnce = 64;  // queries per product: rows times heads of the group
 constexpr int64_t kPartsAhead = 4;
 constexpr int64_t kPageTiles = kPagePositions / kBlock;
+constexpr int64_t kChunkPages = kChunkPositions / kPagePositions;
 // This is not a power of two: rows of scores would then share few sets of the first-level cache.
 constexpr int64_t kScoreStride = kChunkPositions + kPanel;
 
 int64_t first_visible(int64_t position, int64_t window) {
   return window > 0 ? std::max<int64_t>(position + 1 - window, 0) : 0;
+}
+
+// Sums the weights of each page of a chunk; several partial sums let the compiler use vectors.
+void add_up_pages(const float* weights, int64_t count, float* sums) {
+  for (int64_t page = 0; page < kChunkPages; ++page) {
+    float lanes[kBlock] = {};
+    const int64_t end = std::min(count, (page + 1) * kPagePositions);
+    for (int64_t at = page * kPagePositions; at < end; at += kBlock)
+      for (int64_t i = 0; i < kBlock; ++i) lanes[i] += weights[at + i];
+    sums[page] = std::accumulate(std::begin(lanes), std::end(lanes), 0.0f);
+  }
 }
 
 }  // namespace
@@ -38,8 +53,15 @@ PagedAttention::PagedAttention(AttentionShape shape, int64_t longest_window, con
   }
 }
 
-void PagedAttention::plan(std::span<const SequenceRows> sequences) {
+void PagedAttention::plan(std::span<const SequenceRows> sequences,
+                          std::span<const int32_t> weighed_rows) {
   sequences_.assign(sequences.begin(), sequences.end());
+  weighed_rows_.clear();
+  if (longest_window_ == 0) {
+    weighed_rows_.assign(weighed_rows.begin(), weighed_rows.end());
+    for (SequenceRows& rows : sequences_)
+      if (rows.choice != nullptr) rows.start -= rows.choice->skipped_pages() * kPagePositions;
+  }
   page_rows_.clear();
   passes_.clear();
   row_parts_.clear();
@@ -52,6 +74,8 @@ void PagedAttention::plan(std::span<const SequenceRows> sequences) {
   const size_t bytes = needed * static_cast<size_t>(shape_.value_width()) * sizeof(float);
   if (bytes > parts_.size()) parts_ = Memory(bytes + bytes / 2);
   if (needed > part_sums_.size()) part_sums_.resize(needed);
+  if (!weighed_rows_.empty() && needed * kChunkPages > page_sums_.size())
+    page_sums_.resize(needed * kChunkPages);
 }
 
 void PagedAttention::plan_passes(const SequenceRows& rows) {
@@ -134,17 +158,20 @@ void PagedAttention::clear_after(const KvView& view, int64_t last) const {
   }
 }
 
-PagedAttention::ItemRange PagedAttention::find_range(const KvCache& cache, int64_t layer,
-                                                     int64_t window, int64_t item) const {
+PagedAttention::ItemRange PagedAttention::find_range(const KvCache& cache,
+                                                     const AttentionPlace& place, int64_t window,
+                                                     int64_t item) const {
   const int64_t kv_head = item / passes();
   const Pass& pass = passes_[static_cast<size_t>(item % passes())];
   const SequenceRows& rows = sequences_[static_cast<size_t>(pass.sequence)];
   const int64_t chunk = pass.chunk * kChunkPositions, first_position = rows.start + pass.first;
   const int64_t seen = std::max(first_visible(first_position, window), chunk);
   const int64_t end = std::min(first_position + pass.count, chunk + kChunkPositions);
+  const KvView all = cache.view(rows.sequence, place.cache_layer, kv_head);
+  const bool is_chosen = rows.choice != nullptr && place.full_layer >= 0;
   return {pass,
           kv_head,
-          cache.view(rows.sequence, layer, kv_head),
+          is_chosen ? all.through(*rows.choice, place.full_layer) : all,
           first_position,
           seen / kBlock * kBlock,
           (end + kBlock - 1) / kBlock * kBlock};
@@ -160,13 +187,13 @@ const uint16_t* PagedAttention::values_at(const ItemRange& range, int64_t positi
          position % kPagePositions / kBlock * kTileWeights;
 }
 
-void PagedAttention::run(const KvCache& cache, int64_t layer, int64_t window, int64_t first,
-                         int64_t last, int thread) {
+void PagedAttention::run(const KvCache& cache, const AttentionPlace& place, int64_t window,
+                         int64_t first, int64_t last, int thread) {
   const int64_t threads = std::ssize(scores_);
   auto* const scores = reinterpret_cast<float*>(scores_[static_cast<size_t>(thread)].data());
   uint8_t* const weights = weights_[static_cast<size_t>(thread)].data();
   for (int64_t item = first; item < last; ++item) {
-    const ItemRange now = find_range(cache, layer, window, item);
+    const ItemRange now = find_range(cache, place, window, item);
     if (!now.is_empty()) score(now, scores);
     weigh(now, window, scores, weights);
     if (now.is_empty()) continue;
@@ -174,7 +201,7 @@ void PagedAttention::run(const KvCache& cache, int64_t layer, int64_t window, in
     // At `last` the thread's next item is not known: this is a guess.
     const int64_t following = item + 1 < last ? item + 1 : item + threads;
     if (following < passes() * shape_.kv_heads) {
-      const ItemRange after = find_range(cache, layer, window, following);
+      const ItemRange after = find_range(cache, place, window, following);
       if (!after.is_empty()) next = keys_at(after, after.begin);
     }
     sum_values(now, weights, next);
@@ -201,12 +228,14 @@ void PagedAttention::score(const ItemRange& range, float* scores) {
   }
 }
 
-// Turns scores into prepared weights, and zeroes the sums for sum_values().
+// Turns scores into prepared weights, and zeroes the sums for sum_values(). The sums of weights by
+// page come from the weights before they are prepared.
 void PagedAttention::weigh(const ItemRange& range, int64_t window, float* scores,
                            uint8_t* weights) {
   const Pass& pass = range.pass;
   const int64_t group = shape_.group(), count = std::max<int64_t>(range.end - range.begin, 0);
   const float scale = shape_.cap > 0.0f ? 1.0f : shape_.scale;  // soft_cap() scales too
+  const int64_t first_row = sequences_[static_cast<size_t>(pass.sequence)].first_row + pass.first;
   for (int64_t i = 0; i < pass.count * group; ++i) {
     const int64_t position = range.first_position + i / group;
     const int64_t head = range.kv_head * group + i % group, part = pass.part + i / group;
@@ -220,6 +249,8 @@ void PagedAttention::weigh(const ItemRange& range, int64_t window, float* scores
     float* const row_scores = scores + i * kScoreStride;
     if (shape_.cap > 0.0f) kernels_.soft_cap(row_scores, count, shape_.scale, shape_.cap);
     sums = kernels_.softmax_part(row_scores, count, from, to, scale);
+    if (weighs(first_row + i / group))
+      add_up_pages(row_scores, count, page_sums_.data() + part_index(part, head) * kChunkPages);
     kernels_.prepare_exact(row_scores, count, count / kBlock,
                            weights + static_cast<size_t>(i) * weight_bytes_);
   }
@@ -242,7 +273,8 @@ void PagedAttention::sum_values(const ItemRange& range, const uint8_t* weights,
   }
 }
 
-void PagedAttention::merge(int64_t row, int64_t head, std::span<const uint16_t> sinks, float* out) {
+void PagedAttention::merge(int64_t row, int64_t head, std::span<const uint16_t> sinks, float* out,
+                           std::span<float> page_weights) {
   const RowParts& parts = row_parts_[static_cast<size_t>(row)];
   Kernels::SoftmaxPart running = part_sums_[part_index(parts.first, head)];
   std::memcpy(out, part_values(parts.first, head),
@@ -256,12 +288,27 @@ void PagedAttention::merge(int64_t row, int64_t head, std::span<const uint16_t> 
     kernels_.merge_part(out, &running, part_values(part, head), part_sums_[part_index(part, head)],
                         shape_.value_dim);
   }
+  if (weighs(row)) sum_page_weights(parts, head, running, page_weights);
   if (!sinks.empty()) {
     static constexpr float kZeros[kLargestHeadDim] = {};
     const float sink = bf16_to_float(sinks[static_cast<size_t>(head)]);
     kernels_.merge_part(out, &running, kZeros, {sink, 1.0f}, shape_.value_dim);
   }
   kernels_.scale(out, 1.0f / running.sum, shape_.value_dim);
+}
+
+void PagedAttention::sum_page_weights(const RowParts& parts, int64_t head,
+                                      Kernels::SoftmaxPart whole,
+                                      std::span<float> page_weights) const {
+  const auto pages = static_cast<size_t>(parts.count * kChunkPages);
+  for (int64_t i = 0; i < parts.count; ++i) {
+    const size_t part = part_index(parts.first + i * parts.stride, head);
+    const float factor = std::exp(part_sums_[part].maximum - whole.maximum) / whole.sum;
+    const auto first = static_cast<size_t>(i * kChunkPages);
+    for (size_t page = first; page < std::min(first + kChunkPages, page_weights.size()); ++page)
+      page_weights[page] = factor * page_sums_[part * kChunkPages + page - first];
+  }
+  if (pages < page_weights.size()) std::ranges::fill(page_weights.subspan(pages), 0.0f);
 }
 
 }  // namespace specqd

@@ -3,6 +3,9 @@
 // Scores and weighted sums are exact products (docs/exactness.md) over absolute chunks of 512
 // positions; chunks are merged in order. A pass skips blocks of 32 positions that none of its rows
 // attends to, because they would only add zeros.
+//
+// Rows of a draft may attend to chosen pages only. Positions then are those in the list of these
+// pages, and nothing else changes: keys and queries were rotated by their real positions before.
 #pragma once
 
 #include <cstdint>
@@ -22,9 +25,25 @@ struct SequenceRows {
   int64_t start;
   int64_t count;
   int64_t first_row;
+  const PageChoice* choice = nullptr;  // null: they attend to all pages
+};
+
+// What layers have in common whose attention is planned together: the index of their shape, and
+// whether they have windows.
+struct AttentionKind {
+  int64_t shape;
+  int64_t longest_window;  // 0: a layer attends to all earlier positions
+};
+
+// The place of a layer among the others.
+struct AttentionPlace {
+  size_t kind;          // index of its AttentionKind
+  int64_t cache_layer;  // index among the layers of the KV cache
+  int64_t full_layer;   // index among the layers without a window; -1: it has a window
 };
 
 constexpr int64_t kLargestHeadDim = 1024;
+constexpr int32_t kNotWeighed = -1;
 
 struct AttentionShape {
   int64_t heads, kv_heads;
@@ -42,14 +61,15 @@ struct AttentionShape {
 
 class PagedAttention {
  public:
-  // `longest_window`: of the layers with this shape; 0: a layer attends to all earlier positions.
+  // `longest_window`: of the layers; 0: they attend to all earlier positions.
   PagedAttention(AttentionShape shape, int64_t longest_window, const Kernels& kernels, int threads,
                  int64_t max_rows);
 
   const AttentionShape& shape() const { return shape_; }
 
   // Plans a forward: splits it into passes. A pass is a few rows of one sequence, and one chunk.
-  void plan(std::span<const SequenceRows> sequences);
+  // `weighed_rows` has kNotWeighed for each row whose page weights are not wanted; empty: for all.
+  void plan(std::span<const SequenceRows> sequences, std::span<const int32_t> weighed_rows = {});
 
   // Batch rows [first, last) of one sequence, whose positions share a page.
   struct PageRows {
@@ -74,13 +94,14 @@ class PagedAttention {
   // The passes of key-value head h are the items [h * passes, (h + 1) * passes). Passes of one
   // chunk are consecutive, so that its keys and values stay in the CPU's cache.
   int64_t passes() const { return static_cast<int64_t>(passes_.size()); }
-  // Runs items [first, last). `layer` is an index into the cache's layers. If `window` is 0, a row
-  // attends to all positions before it.
-  void run(const KvCache& cache, int64_t layer, int64_t window, int64_t first, int64_t last,
-           int thread);
+  // Runs items [first, last) of a layer with this window.
+  void run(const KvCache& cache, const AttentionPlace& place, int64_t window, int64_t first,
+           int64_t last, int thread);
   // Writes attention's output of a row's head, [value_dim]; all passes of the head must have run.
-  // `sinks` (BF16, by head; may be empty) are scores whose value is zero.
-  void merge(int64_t row, int64_t head, std::span<const uint16_t> sinks, float* out);
+  // `sinks` (BF16, by head; may be empty) are scores whose value is zero. If the row weighs pages,
+  // also writes the head's softmax weights by page; pages after the row's own get zeros.
+  void merge(int64_t row, int64_t head, std::span<const uint16_t> sinks, float* out,
+             std::span<float> page_weights = {});
 
  private:
   struct Pass {
@@ -105,11 +126,17 @@ class PagedAttention {
     bool is_empty() const { return begin >= end; }
   };
 
+  bool weighs(int64_t row) const {
+    return !weighed_rows_.empty() && weighed_rows_[static_cast<size_t>(row)] != kNotWeighed;
+  }
+  void sum_page_weights(const RowParts& parts, int64_t head, Kernels::SoftmaxPart whole,
+                        std::span<float> page_weights) const;
   void plan_passes(const SequenceRows& rows);
   int64_t query_index(int64_t row, int64_t head) const;
   size_t part_index(int64_t part, int64_t head) const;
   float* part_values(int64_t part, int64_t head);
-  ItemRange find_range(const KvCache& cache, int64_t layer, int64_t window, int64_t item) const;
+  ItemRange find_range(const KvCache& cache, const AttentionPlace& place, int64_t window,
+                       int64_t item) const;
   const uint16_t* keys_at(const ItemRange& range, int64_t position) const;
   const uint16_t* values_at(const ItemRange& range, int64_t position) const;
   void score(const ItemRange& range, float* scores);
@@ -128,6 +155,8 @@ class PagedAttention {
   std::vector<RowParts> row_parts_;
   Memory queries_, parts_;
   std::vector<Kernels::SoftmaxPart> part_sums_;
+  std::vector<int32_t> weighed_rows_;
+  std::vector<float> page_sums_;          // by part: of its weights, by page of its chunk
   std::vector<Memory> scores_, weights_;  // by thread
 };
 

@@ -17,9 +17,10 @@ AREAS = {
     "runtime": "numa pool stages threads topology",
     "weights": "draft_formats error_feedback fp4 pack*",
     "decode": (
-        "context head head_grammars heads level* noise sample_token sampling shared_cache taps"
+        "context draft_pages head head_grammars heads level* noise sample_token sampling "
+        "shared_cache taps"
     ),
-    "draft": "agreement chains draft_lengths level* ngram* partial_head policy suggestion",
+    "draft": "agreement chains draft_lengths draft_pages level* ngram* partial_head policy suggestion",
     "engine": (
         "context exactness explain preemption prompt_[lp]* prompts reports scheduler scoring "
         "server_engine shared_cache threads turns"

@@ -20,16 +20,21 @@ CHAINS = (
     "fp4+ngram:CORPUS",
     "fp4+SMALL+ngram",
     "fp4:k=4+ngram",
-    "fp4:k=6+SMALL:bf16:k=4",
+    "fp4:k=6:context=192+SMALL:bf16:k=4:context=192",
+    "fp4:context=256+ngram",
     "SMALL:bf16:k=6+SMALL:k=4+ngram:k=3",
     "fp4:k=8+SMALL:k=4+ngram:CORPUS:k=3",
-    "fp4:k=12+SMALL:bf16:k=8+SMALL:k=4+ngram:CORPUS:k=2",
+    "fp4:k=12:context=320+SMALL:bf16:k=8+SMALL:k=4:context=192+ngram:CORPUS:k=2",
 )
 HEADS = ("head:HEAD:k=3", "fp4:k=5+head:HEAD:bf16:k=2")
 LENGTHS = (*range(1, 9), 40)  # the last one is longer than a chunk of recurrent layers
-DRAFTS = ("none", *(f"fp4:k={k}" for k in LENGTHS), "fp4", *CHAINS, *HEADS)
+DRAFTS = (
+    *("none", *(f"fp4:k={k}" for k in LENGTHS), "fp4", "fp4:k=16:context=192"),
+    *CHAINS,
+    *HEADS,
+)
 QUICK_DRAFTS = (
-    *("none", "fp4:k=1", "fp4:k=4", "fp4:k=40", "fp4"),
+    *("none", "fp4:k=1", "fp4:k=4", "fp4:k=40", "fp4", "fp4:k=16:context=192"),
     *CHAINS[::2],
     CHAINS[-1],
     *HEADS,

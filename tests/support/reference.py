@@ -82,9 +82,12 @@ def forward(
     weights: Weights,
     tokens: Sequence[int],
     margins: list[Array] | None = None,
+    attended: list[Array] | None = None,
 ) -> Array:
-    """Logits after each token, [n, vocab]. Appends each router's margins, [n]."""
+    """Logits after each token, [n, vocab]. Appends each router's margins, [n], and the softmax
+    weights of each layer that attends to keys of heads, [heads, n, n]."""
     margins = [] if margins is None else margins
+    attended = [] if attended is None else attended
     names = names_of(config)
     embedding = weights[f"{names.embedding}.weight"]
     x = embedding[np.asarray(tokens)] * config.embedding_scale
@@ -94,7 +97,7 @@ def forward(
         layer = _layer(weights, f"{names.layers}.{index}.")
         before = x
         inputs = norm_if_any(config, layer, names.attention_norm, x)
-        mixed = _mix(config, names, layer, index, inputs, keys_values)
+        mixed = _mix(config, names, layer, index, inputs, keys_values, attended)
         mixed = norm_if_any(config, layer, names.attention_post_norm, mixed)
         x = x + mixed * config.residual_scale
         source = before if config.is_parallel else x
@@ -143,13 +146,14 @@ def _mix(
     index: int,
     x: Array,
     keys_values: KeysValues,
+    attended: list[Array],
 ) -> Array:
     """The output of the layer's attention or recurrence."""
     if config.recurrent is not None and config.recurrent.layers[index]:
         return recurrent(config, names, layer, x)
     if config.latent is not None:
         return latent_attention(config, config.latent, names, layer, x)
-    return _attention(config, names, layer, index, x, keys_values)
+    return _attention(config, names, layer, index, x, keys_values, attended)
 
 
 def _attention(
@@ -159,6 +163,7 @@ def _attention(
     index: int,
     x: Array,
     keys_values: KeysValues,
+    attended: list[Array],
 ) -> Array:
     """Keeps keys and values by layer, for later layers that share them."""
     own, heads, n = config.attention(index), config.num_heads, len(x)
@@ -177,6 +182,7 @@ def _attention(
         scores = np.concatenate([scores, sinks], -1)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights = (weights / weights.sum(axis=-1, keepdims=True))[..., :n]
+    attended.append(weights)
     mixed = np.einsum("hts,shd->thd", weights, v).reshape(n, -1)
     if gates is not None:
         mixed = mixed / (1 + np.exp(-gates))

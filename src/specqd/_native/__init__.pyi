@@ -537,9 +537,10 @@ class Context:
         Records that the cache holds `tokens` from position `start`, and nothing after them.
         """
 
-    def copy_features(self, other: Context) -> None:
+    def copy_logs(self, other: Context) -> None:
         """
-        Copies the logged features of a context that begins with the same tokens.
+        Copies the logged features and the weights of pages of a context that begins with the
+        same tokens.
         """
 
 class Rows:
@@ -604,6 +605,10 @@ class DecoderForward(LevelModel):
     def cache_bytes_read(self) -> int:
         """Bytes of keys and values that all forwards so far have read."""
 
+    @property
+    def whole_cache_bytes(self) -> int:
+        """What `cache_bytes_read` would be if drafts read their whole context."""
+
     def read_partial_head(self) -> None:
         """
         From now on, forwards read only the partial output head; by default, the whole one.
@@ -622,6 +627,12 @@ class ModelForward(DecoderForward):
     def log_features(self) -> None:
         """
         From now on, forwards in both precisions log the features that the decoder taps.
+        """
+
+    def set_draft_context(self, positions: int | None) -> None:
+        """
+        Limits the positions of a context that drafts read, in both precisions; 0: no limit.
+        By default, 2,048 or so many that the weights remain most of what a draft reads.
         """
 
     def adopt(self, sequence: Sequence, context: Context) -> None:
@@ -816,6 +827,10 @@ class LevelStats:
     @property
     def cache_bytes_read(self) -> int:
         """Bytes of keys and values that its forwards read."""
+
+    @property
+    def whole_cache_bytes(self) -> int:
+        """What `cache_bytes_read` would be if drafts read their whole context."""
 
     @property
     def drafted(self) -> int:

@@ -23,12 +23,13 @@ _PROGRESS = ("name", "drafted", "accepted", "forwards", "seconds", "gigabytes", 
 class LevelReport:
     """The work of one model of a chain: its forwards, and how it verified its drafter's proposals.
 
-    The fields after the first three are those of the core's LevelStats.
+    The fields after the first four are those of the core's LevelStats.
     """
 
     name: str
     gigabytes: float  # of weights that its forwards read
     cache_gigabytes: float  # of keys and values, each once per forward
+    whole_cache_gigabytes: float  # the same, if drafts read their whole context
     forwards: int
     rows: int
     seconds: float  # within forwards
@@ -44,11 +45,16 @@ class LevelReport:
     def of(cls, level: Level) -> "LevelReport":
         """Counts since the level was made."""
         counted = level.stats
-        names = [each.name for each in fields(cls)[3:]]
+        names = [each.name for each in fields(cls)[4:]]
         counts: dict[str, Any] = {name: getattr(counted, name) for name in names}
         counts |= {at: tuple(counts[at]) for at in ("drafted_at", "accepted_at")}
-        gigabytes, cache_gigabytes = counted.bytes_read / 1e9, counted.cache_bytes_read / 1e9
-        return cls(level.name, gigabytes, cache_gigabytes, **counts)
+        return cls(
+            level.name,
+            counted.bytes_read / 1e9,
+            counted.cache_bytes_read / 1e9,
+            counted.whole_cache_bytes / 1e9,
+            **counts,
+        )
 
     def since(self, before: "LevelReport") -> "LevelReport":
         return self._plus(before, -1)
@@ -92,12 +98,23 @@ class LevelReport:
         return self.token_value_seconds / self.asked if self.asked else None
 
     @property
+    def cache_share(self) -> float | None:
+        """The share of the keys and values of their contexts that its forwards read; None if they
+        read none. It is below 1 for drafts of long contexts."""
+        whole = self.whole_cache_gigabytes
+        return self.cache_gigabytes / whole if whole else None
+
+    @property
     def gb_per_s(self) -> float:
         return self.gigabytes / self.seconds if self.seconds else 0.0
 
     def described(self) -> dict[str, Any]:
         """The members of its JSON object."""
-        rest = {"gain_s": self.token_value_s, "gb_per_s": self.gb_per_s}
+        rest = {
+            "gain_s": self.token_value_s,
+            "gb_per_s": self.gb_per_s,
+            "cache_share": self.cache_share,
+        }
         return _named(self, _LEVEL) | rest
 
 

@@ -166,6 +166,7 @@ class Drafts:
             return self._head(above, above_name, spec, building)
         directory = self._target[0] if spec.kind == "self" else self._directories[spec.source]
         model = self._model(directory, spec, above, building.progress)
+        model.set_draft_context(spec.context)
         draft = model.weights.draft.value
         read = draft if spec.precision is Precision.FP4 else spec.precision.value
         name = read if spec.kind == "self" else f"{model_name(directory)}:{read}"

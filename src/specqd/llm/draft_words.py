@@ -9,6 +9,11 @@ from specqd.formats.fp4 import DraftFormat
 from specqd.model.model import Precision
 
 _LONGEST = 64
+_CONTEXTS = 192, 1 << 30  # the least holds the first page and the two newest
+_OPTIONS = {
+    "k": (1, _LONGEST, f"k=N, with N from 1 to {_LONGEST}"),
+    "context": (*_CONTEXTS, f"context=N, with N from {_CONTEXTS[0]}, or context=all"),
+}
 KNOWN = (
     "auto, none, fp4[:k=N], mxfp4[:k=N], MODEL[:bf16|:fp4|:mxfp4][:k=N], "
     "head:DIR[:bf16|:fp4][:k=N], mtp[:bf16|:fp4][:k=N], ngram[:FILE][:k=N], A|B"
@@ -29,6 +34,7 @@ class DraftSpec:
     precision: Precision = Precision.FP4
     format: DraftFormat | None = None  # of the 4-bit weights; None: as they are loaded
     length: int | None = None
+    context: int | None = None  # most positions that it reads; 0: all; None: as many as pay
     alternatives: "tuple[DraftSpec, ...]" = ()  # drafters of the same place, after |
 
     @classmethod
@@ -44,23 +50,32 @@ class DraftSpec:
     @classmethod
     def _parse_one(cls, word: str) -> "DraftSpec":
         """`fp4`, `mxfp4`, `MODEL[:bf16|:fp4|:mxfp4]`, `head:DIR[:bf16|:fp4|:mxfp4]`,
-        `mtp[:bf16|:fp4|:mxfp4]` or `ngram[:FILE]`, each with an optional `:k=N`.
+        `mtp[:bf16|:fp4|:mxfp4]` or `ngram[:FILE]`, each with an optional `:k=N`; models also with
+        `:context=N` or `:context=all`.
 
         Names may contain colons: options are taken off the end. Raises RequestError.
         """
-        name, length = _cut_length(word)
+        name, options = _cut_options(word)
+        context = options.get("context")
+        spec = replace(cls._parse_name(name, word), length=options.get("k"), context=context)
+        if context is not None and spec.kind not in ("self", "model"):
+            raise refused(word, "only a model's draft may read a part of the context; leave it out")
+        return spec
+
+    @classmethod
+    def _parse_name(cls, name: str, word: str) -> "DraftSpec":
         kind, colon, rest = name.partition(":")
         if kind == "ngram":
-            return cls(word, "ngram", rest, length=length)
+            return cls(word, "ngram", rest)
         if kind == "mtp":
             if colon and rest not in ("bf16", *_FORMATS):
                 raise refused(word, f"{rest!r} is not understood; write mtp[:bf16|:fp4][:k=N]")
             read = Precision.EXACT if rest == "bf16" else Precision.FP4
-            return cls(word, "mtp", precision=read, format=_FORMATS.get(rest), length=length)
+            return cls(word, "mtp", precision=read, format=_FORMATS.get(rest))
         if kind in _FORMATS:
             if colon:
                 raise refused(word, f"{rest!r} is not understood; write {kind} or {kind}:k=N")
-            return cls(word, "self", format=_FORMATS[kind], length=length)
+            return cls(word, "self", format=_FORMATS[kind])
         if kind in ("none", "auto", ""):
             raise refused(word, f"not a draft; known: {KNOWN}")
         is_head = kind == "head" and bool(colon)
@@ -69,21 +84,33 @@ class DraftSpec:
         holder: Literal["model", "head"] = "head" if is_head else "model"
         source, _, precision = (whole := rest if is_head else name).rpartition(":")
         if source and precision == "bf16":
-            return cls(word, holder, source, Precision.EXACT, length=length)
+            return cls(word, holder, source, Precision.EXACT)
         if source and precision in _FORMATS:
-            return cls(word, holder, source, format=_FORMATS[precision], length=length)
-        return cls(word, holder, whole, length=length)
+            return cls(word, holder, source, format=_FORMATS[precision])
+        return cls(word, holder, whole)
 
 
-def _cut_length(word: str) -> tuple[str, int | None]:
-    name, _, option = word.rpartition(":")
-    if not name or not option.startswith("k="):
-        return word, None
-    value = option.removeprefix("k=")
-    if not (value.isascii() and value.isdecimal() and 1 <= int(value) <= _LONGEST):
-        known = f"k=N, with N from 1 to {_LONGEST}"
+def _cut_options(word: str) -> tuple[str, dict[str, int]]:
+    """The word without its options, and their values by name."""
+    name, options = word, dict[str, int]()
+    while True:
+        before, _, option = name.rpartition(":")
+        key, is_option, value = option.partition("=")
+        if not before or not is_option or key not in _OPTIONS:
+            return name, options
+        if key in options:
+            raise refused(word, f"{key} is given twice; give it once")
+        options[key] = _option_value(word, option, key, value)
+        name = before
+
+
+def _option_value(word: str, option: str, key: str, value: str) -> int:
+    least, most, known = _OPTIONS[key]
+    if key == "context" and value == "all":
+        return 0
+    if not (value.isascii() and value.isdecimal() and least <= int(value) <= most):
         raise refused(word, f"{option!r} is not understood; write {known}")
-    return name, int(value)
+    return int(value)
 
 
 def refused(word: str, problem: str) -> RequestError:

@@ -218,7 +218,7 @@ class Model(_native.ModelForward):
             copy = Context(self.cache.fork(context.slot, held))
             copy.record(0, sequence.tokens[:held])
             copy.match(other.tokens[:], other.num_accepted)
-            copy.copy_features(context)
+            copy.copy_logs(context)
             self.adopt(other, copy)
 
     def missing_pages(self, sequence: Sequence, end: int) -> int:

@@ -1,0 +1,29 @@
+// The pages of a sequence that its drafts read. Knows positions and weights, but no tokens.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "model/page_choice.h"
+
+namespace specqd {
+
+// Of a long context, a draft reads the first page, the newest pages, and of the others those to
+// which the last verified rows paid most attention. What it leaves out can only make its tokens
+// worse: verification reads everything.
+class DraftPages {
+ public:
+  // Replaces the weights, [layers][pages]. Pages without a weight count as unattended.
+  void weigh(int64_t layers, std::vector<float> weights);
+  // Returns the pages to which the rows of a draft that begins at position `start` attend: `most`,
+  // and those that the draft adds; 0: all. Null: all pages. Valid until the next call.
+  const PageChoice* choose(int64_t layers, int64_t start, int64_t most);
+
+ private:
+  int64_t layers_ = 0;
+  std::vector<float> weights_;
+  PageChoice choice_;
+  int64_t chosen_most_ = 0;  // the number of pages that the choice was made for; 0: none was made
+};
+
+}  // namespace specqd

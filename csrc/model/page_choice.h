@@ -1,0 +1,24 @@
+// The pages of a long sequence to which the rows of a draft attend.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace specqd {
+
+// In layers without a window, rows attend to all pages from `recent` on, and to `count` of the
+// pages before it, which may differ by layer. `count` is below `recent`.
+struct PageChoice {
+  int64_t recent = 0, count = 0;
+  std::vector<int32_t> earlier;  // [full layers][count], ascending in each layer
+
+  int64_t skipped_pages() const { return recent - count; }
+  std::span<const int32_t> of_layer(int64_t full_layer) const {
+    return std::span(earlier).subspan(static_cast<size_t>(full_layer * count),
+                                      static_cast<size_t>(count));
+  }
+};
+
+}  // namespace specqd
