@@ -43,6 +43,20 @@ def test_numbers_of_a_call_add_up(llm: LLM, prompts: int) -> None:
     assert target.gb_per_s == pytest.approx(gigabytes / target.seconds)
 
 
+def test_the_report_tells_how_much_of_a_long_context_a_draft_read() -> None:
+    llm = LLM(draft="fp4:k=4:context=192")
+    params = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
+    stats = llm.generate([[65 + i % 50 for i in range(440)]], params)[0].stats
+    target, draft = stats.levels
+    assert target.cache_share == 1
+    # 3 of 7 to 8 pages, in blocks of half a page; a draft that grows into a page reads 4.
+    assert draft.cache_share is not None
+    assert 2.5 / 8 < draft.cache_share < 4 / 7
+    assert report().cache_share is None
+    described = stats.described()["levels"][1]
+    assert described["cache_share"] == draft.cache_share
+
+
 def test_mean_accepted_length_is_tokens_per_round_if_all_rounds_draft(llm: LLM) -> None:
     stats = run(llm, 39)
     target = stats.levels[0]

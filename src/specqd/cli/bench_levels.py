@@ -145,7 +145,8 @@ def levels(model: str | None, chains: tuple[str, ...], small: str | None, plan: 
     Default chains: fp4 and auto; with --small also the small model alone and below fp4.
     Chains may name fp4 and mxfp4; the model is then loaded in both formats.
     Batch 1; ratios are medians over prompts with their 95 % interval. "accepted" is the acceptance
-    rate of the drafts for each level, outermost first.
+    rate of the drafts for each level, outermost first; "of the context", the share of its keys and
+    values that each draft reads.
 
     \b
     Examples:
@@ -221,7 +222,7 @@ def _setting(comparison: "Comparison") -> str:
 def _table(temperature: float, summaries: "Sequence[Summary]") -> list[str]:
     header = [
         *("chain", "tokens/s", "x plain", "", "x BF16 limit", "", "x plain, wall", ""),
-        *("prefill ms", "accepted", "length", "share of bandwidth"),
+        *("prefill ms", "accepted", "length", "of the context", "share of bandwidth"),
     ]
     rows = [header, *(_row(summary) for summary in summaries)]
     return ["", f"temperature {temperature:g}: equal tokens in all chains", *aligned(rows)]
@@ -229,6 +230,7 @@ def _table(temperature: float, summaries: "Sequence[Summary]") -> list[str]:
 
 def _row(summary: "Summary") -> list[str]:
     rates = [level.acceptance for level in summary.levels]
+    reads = [level.cache_share for level in summary.levels[1:]]
     length = summary.levels[0].mean_accepted_length
     return [
         one_line(summary.name),
@@ -239,6 +241,7 @@ def _row(summary: "Summary") -> list[str]:
         f"{1e3 * summary.prefill_s:.1f}",
         " ".join(f"{rate:.0%}" for rate in rates if rate is not None) or "-",
         "-" if length is None else f"{length:.2f}",
+        " ".join(f"{read:.0%}" for read in reads if read is not None) or "-",
         " ".join(f"{share:.0%}" for share in summary.shares),
     ]
 

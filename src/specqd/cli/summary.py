@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 _COLUMNS = 80
 _TITLES = (
-    *("level", "forwards", "rows", "ms per forward", "GB/s", "sampling, ms", "token value, ms"),
+    *("level", "forwards", "rows", "ms per forward", "GB/s", "of the context"),
+    *("sampling, ms", "token value, ms"),
     *("drafted", "accepted", "acceptance", "mean length"),
 )
 
@@ -83,6 +84,7 @@ def _cells(level: "LevelReport") -> tuple[str, ...]:
         str(level.rows),
         f"{1e3 * level.seconds / max(level.forwards, 1):.2f}",
         f"{level.gb_per_s:.1f}",
+        "-" if level.cache_share is None else f"{level.cache_share:.0%}",
         f"{1e3 * level.pick_seconds:.1f}",
         "-" if level.token_value_s is None else f"{1e3 * level.token_value_s:.2f}",
         *_acceptance_cells(level),

@@ -16,7 +16,8 @@ T = TypeVar("T")
 _LEVEL: tuple[str, ...] = ("name", "forwards", "rows", "seconds", "pick_seconds", "drafted")
 _LEVEL += ("accepted", "acceptance", "acceptance_at", "drafted_at", "mean_accepted_length")
 _STATS = ("prompt_tokens", "read_tokens", "new_tokens", "prefill_s", "decode_s", "tokens_per_s")
-_PROGRESS = ("name", "drafted", "accepted", "forwards", "seconds", "gigabytes", "cache_gigabytes")
+_PROGRESS: tuple[str, ...] = ("name", "drafted", "accepted", "forwards", "seconds", "gigabytes")
+_PROGRESS += ("cache_gigabytes", "whole_cache_gigabytes")
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,11 @@ _BY_LEVEL = (
         "Gigabytes of keys and values read by its forwards.",
         "cache_gigabytes",
     ),
+    (
+        "specqd:level_whole_cache_gigabytes",
+        "The same, if drafts read their whole context.",
+        "whole_cache_gigabytes",
+    ),
     ("specqd:level_asks", "Proposals requested from a draft level.", "asked"),
     (
         "specqd:level_gain_seconds",

@@ -19,6 +19,7 @@ import {
 const DRAW_MS = 80; // the shortest interval, which leaves the cores to the model
 const FIGURES_MS = 250;
 const READING_MS = 5000; // between two announcements of how far a prompt is read
+const LEAST_SHOWN_AS_ALL = 0.995; // of the text that a draft reads
 
 const origins = new WeakMap(); // a token's element -> {token, chain}
 
@@ -142,6 +143,12 @@ export function showLevels(list, chain, meter) {
         const below = chain.slice(depth + 1, depth + 2);
         const aside = element("span", "aside", `accepts ${percent(accepted)} of drafts`);
         aside.title = `share of ${below}’s drafts that ${name} accepted`;
+        item.append(aside);
+      }
+      const read = meter?.shareRead(name) ?? 1;
+      if (depth && read < LEAST_SHOWN_AS_ALL) {
+        const aside = element("span", "aside", `reads ${percent(read)} of the text`);
+        aside.title = "share of the keys and values before its tokens that this draft read";
         item.append(aside);
       }
       return [item];

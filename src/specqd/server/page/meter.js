@@ -52,6 +52,15 @@ export class Meter {
     return level?.drafted > 0 ? level.accepted / level.drafted : null;
   }
 
+  /** The share of the text so far that a level's forwards read, or null: drafts of long texts leave
+   * parts out. */
+  shareRead(name) {
+    const level = this.run.progress?.levels.find((each) => each.name === name);
+    return level?.whole_cache_gigabytes > 0
+      ? level.cache_gigabytes / level.whole_cache_gigabytes
+      : null;
+  }
+
   /** Returns the GB/s of all levels' forwards together, and their share of the bandwidth: the time
    * that their bytes need at the measured bandwidth, divided by the time that they took. limits:
    * GB/s by level. */
