@@ -4,8 +4,8 @@
 
 Every chain continues the same prompts in turns, and must make the same tokens. The first one reads
 a prompt; the others find it in the cache, so that only decoding is timed. With --batch, so many
-prompts are continued at once. "reads" is the part of the keys and values that the own draft's
-forwards read.
+prompts are continued at once. "first" is the acceptance rate of the first token of a proposal,
+"accepted" that of all; "reads" is the share of the keys and values that the first draft reads.
 """
 
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ def main() -> None:
     title = f"{plain.directory.name}, temperature {options.temperature:g}, batch {options.batch}"
     columns = [
         *("prompts", ("tokens before", ".0f"), "drafts", ("tokens/s", ".1f")),
-        *(("x plain", ".2f"), ("accepted", ".3f"), ("reads", ".2f")),
+        *(("x plain", ".2f"), ("first", ".3f"), ("accepted", ".3f"), ("reads", ".2f")),
     ]
     with Report(options, title, plain.model.machine, columns) as report:
         for path in options.prompts:
@@ -109,7 +109,8 @@ def figures(done: Sequence[Run], plain: Sequence[Run]) -> list[Any]:
     speeds = [run.tokens_per_s for run in done]
     ratios = quotients(speeds, [run.tokens_per_s for run in plain])
     read = levels[1].cache_share if len(levels) > 1 else None
-    return [median(speeds), ratios, levels[0].acceptance, read]
+    [first, *_] = levels[0].acceptance_at or [None]
+    return [median(speeds), ratios, first, levels[0].acceptance, read]
 
 
 if __name__ == "__main__":

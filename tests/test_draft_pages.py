@@ -17,6 +17,7 @@ from support.fixtures import a_model
 from support.random_models import Shape, make_model, read_model
 
 LONG = Shape("llama", head_dim=32, heads=6, kv_heads=2, layers=3, vocab=301, is_peaked=True)
+STRIPS = LONG.layers * LONG.kv_heads
 long_directory = a_model(LONG, seed=31)
 model = opened("long_directory")
 WEIGHED = {
@@ -48,7 +49,12 @@ def test_weights_of_pages_are_the_sums_of_softmax_weights(
     attended: list[NDArray[np.float64]] = []
     reference.forward(described, reference.values(tensors), tokens, None, attended)
     full = [layer for layer, window in enumerate(described.windows) if not window]
-    expected = np.stack([_by_page(attended[layer][:, 2 - scored : 4 - scored]) for layer in full])
+    groups = [
+        each
+        for layer in full
+        for each in np.split(attended[layer], described.attention(layer).num_kv_heads)
+    ]
+    expected = np.stack([_by_page(each[:, 2 - scored : 4 - scored]) for each in groups])
     found = testing.page_weights(model.decoder, 2, 4)
     # What rounds are queries, keys and the softmax's exponentials: 2^-8 of scores of a few units.
     np.testing.assert_allclose(found, expected, rtol=0.1, atol=2e-3 * expected.max())
@@ -84,15 +90,15 @@ def test_the_weights_of_a_row_do_not_depend_on_its_company(
 
 
 def test_a_draft_reads_the_first_page_the_best_and_the_newest(chance: random.Random) -> None:
-    layers, pages = 3, chance.randrange(6, 40)
+    strips, pages = 3, chance.randrange(6, 40)
     most = chance.randrange(3, pages)
     start = (pages - 1) * PAGE + chance.randrange(PAGE)
     context = Context(0)
-    weights = np.random.default_rng(chance.getrandbits(32)).random((layers, pages))
+    weights = np.random.default_rng(chance.getrandbits(32)).random((strips, pages))
     testing.weigh_pages(context, weights.astype(np.float32))
-    chosen = testing.draft_pages(context, layers, start, most)
-    for layer, found in enumerate(chosen):
-        best = 1 + np.argsort(-weights[layer, 1 : pages - 2])[: most - 3]
+    chosen = testing.draft_pages(context, strips, start, most)
+    for strip, found in enumerate(chosen):
+        best = 1 + np.argsort(-weights[strip, 1 : pages - 2])[: most - 3]
         assert found == sorted({0, *best.tolist(), pages - 2, pages - 1})
         assert len(found) == most
 
@@ -132,8 +138,7 @@ def test_a_draft_reads_no_other_pages_and_exact_rows_read_all(
     advance(level, sequence, 3)
     context = model.context(sequence)
     start = len(sequence.tokens) - 1
-    layers = testing.draft_pages(context, LONG.layers, start, 4)
-    read = set().union(*layers)
+    read = set().union(*testing.draft_pages(context, STRIPS, start, 4))
     unread = set(range(11)) - read
     assert unread, "choose another seed"
     expected = _draft_logits(draft, sequence)
@@ -199,7 +204,7 @@ def test_a_fork_drafts_with_the_weights_of_its_origin(model: Model, chance: rand
     Level(model, NoDraft()).advance([DraftRequest(sequence, 1)])
     model.fork(sequence, other)
     start = len(prompt) - 1
-    expected = testing.draft_pages(model.context(sequence), LONG.layers, start, 4)
-    assert testing.draft_pages(model.context(other), LONG.layers, start, 4) == expected
-    unweighed = testing.draft_pages(Context(0), LONG.layers, start, 4)
+    expected = testing.draft_pages(model.context(sequence), STRIPS, start, 4)
+    assert testing.draft_pages(model.context(other), STRIPS, start, 4) == expected
+    unweighed = testing.draft_pages(Context(0), STRIPS, start, 4)
     assert expected != unweighed, "choose another seed"

@@ -123,14 +123,14 @@ void bind_draft_pages(nb::module_& m) {
   m.def(
       "page_weights",
       [](const Decoder& decoder, int64_t first, int64_t last) {
-        const auto layers = static_cast<size_t>(decoder.full_layers());
+        const auto strips = static_cast<size_t>(decoder.strips());
         std::vector<float> weights = decoder.page_weights(first, last);
-        const size_t pages = weights.size() / layers;
-        return owned_array(std::move(weights), {layers, pages});
+        const size_t pages = weights.size() / strips;
+        return owned_array(std::move(weights), {strips, pages});
       },
       "decoder"_a, "first"_a, "last"_a,
       "Returns the softmax weights of rows [first, last) of the last forward's logits by page,\n"
-      "summed over rows and heads: [layers without a window, pages]. The rows must have weighed\n"
+      "summed over rows and heads: [strips, pages]. The rows must have weighed\n"
       "pages.");
   m.def(
       "weigh_pages",
@@ -138,24 +138,24 @@ void bind_draft_pages(nb::module_& m) {
         context.draft_pages().weigh(static_cast<int64_t>(weights.shape(0)),
                                     {weights.data(), weights.data() + weights.size()});
       },
-      "context"_a, "weights"_a, "Replaces the weights of a context's pages, [layers, pages].");
+      "context"_a, "weights"_a, "Replaces the weights of a context's pages, [strips, pages].");
   m.def(
       "draft_pages",
-      [](Context& context, int64_t layers, int64_t start,
+      [](Context& context, int64_t strips, int64_t start,
          int64_t most) -> std::optional<std::vector<std::vector<int64_t>>> {
-        const PageChoice* const choice = context.draft_pages().choose(layers, start, most);
+        const PageChoice* const choice = context.draft_pages().choose(strips, start, most);
         if (choice == nullptr) return std::nullopt;
         std::vector<std::vector<int64_t>> pages;
-        for (int64_t layer = 0; layer < layers; ++layer) {
-          const auto earlier = choice->of_layer(layer);
+        for (int64_t strip = 0; strip < strips; ++strip) {
+          const auto earlier = choice->of_strip(strip);
           pages.emplace_back(earlier.begin(), earlier.end());
           for (int64_t page = choice->recent; page <= start / kPagePositions; ++page)
             pages.back().push_back(page);
         }
         return pages;
       },
-      "context"_a, "layers"_a, "start"_a, "most"_a,
-      "Returns, by layer, the pages that a draft from position `start` reads; None: all.");
+      "context"_a, "strips"_a, "start"_a, "most"_a,
+      "Returns, by strip, the pages that a draft from position `start` reads; None: all.");
 }
 
 void bind_states(nb::module_& m) {

@@ -30,15 +30,15 @@ void choose_best(std::span<const float> weights, std::span<int32_t> chosen, int6
 
 }  // namespace
 
-void DraftPages::weigh(int64_t layers, std::vector<float> weights) {
-  layers_ = layers;
+void DraftPages::weigh(int64_t strips, std::vector<float> weights) {
+  strips_ = strips;
   weights_ = std::move(weights);
   chosen_most_ = 0;
 }
 
-const PageChoice* DraftPages::choose(int64_t layers, int64_t start, int64_t most) {
+const PageChoice* DraftPages::choose(int64_t strips, int64_t start, int64_t most) {
   const int64_t recent = start / kPagePositions - kNewest + 1;
-  if (most == 0 || layers == 0) return nullptr;
+  if (most == 0 || strips == 0) return nullptr;
   most = std::max(most, kNewest + 1);  // one more is the first page
   if (recent + kNewest <= most) return nullptr;
   // A draft that grows into another page keeps its choice: it reads a page more.
@@ -47,12 +47,12 @@ const PageChoice* DraftPages::choose(int64_t layers, int64_t start, int64_t most
   if (holds) return &choice_;
   choice_.recent = recent;
   choice_.count = most - kNewest;
-  choice_.earlier.resize(static_cast<size_t>(layers * choice_.count));
-  const size_t pages = layers_ == layers ? weights_.size() / static_cast<size_t>(layers) : 0;
-  for (int64_t layer = 0; layer < layers; ++layer)
-    choose_best(std::span(weights_).subspan(static_cast<size_t>(layer) * pages, pages),
+  choice_.earlier.resize(static_cast<size_t>(strips * choice_.count));
+  const size_t pages = strips_ == strips ? weights_.size() / static_cast<size_t>(strips) : 0;
+  for (int64_t strip = 0; strip < strips; ++strip)
+    choose_best(std::span(weights_).subspan(static_cast<size_t>(strip) * pages, pages),
                 std::span(choice_.earlier)
-                    .subspan(static_cast<size_t>(layer * choice_.count),
+                    .subspan(static_cast<size_t>(strip * choice_.count),
                              static_cast<size_t>(choice_.count)),
                 recent);
   chosen_most_ = most;

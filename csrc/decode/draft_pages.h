@@ -13,14 +13,14 @@ namespace specqd {
 // worse: verification reads everything.
 class DraftPages {
  public:
-  // Replaces the weights, [layers][pages]. Pages without a weight count as unattended.
-  void weigh(int64_t layers, std::vector<float> weights);
+  // Replaces the weights, [strips][pages]. Pages without a weight count as unattended.
+  void weigh(int64_t strips, std::vector<float> weights);
   // Returns the pages to which the rows of a draft that begins at position `start` attend: `most`,
   // and those that the draft adds; 0: all. Null: all pages. Valid until the next call.
-  const PageChoice* choose(int64_t layers, int64_t start, int64_t most);
+  const PageChoice* choose(int64_t strips, int64_t start, int64_t most);
 
  private:
-  int64_t layers_ = 0;
+  int64_t strips_ = 0;
   std::vector<float> weights_;
   PageChoice choice_;
   int64_t chosen_most_ = 0;  // the number of pages that the choice was made for; 0: none was made

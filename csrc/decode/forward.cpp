@@ -84,7 +84,7 @@ ModelForward::ModelForward(std::shared_ptr<Decoder> decoder, std::shared_ptr<KvC
       max_positions_(max_positions),
       exact_(std::move(exact)),
       affordable_(static_cast<int64_t>(decoder_->weight_bytes(precision) / kWeightsOverContext /
-                                       std::max<size_t>(decoder_->full_bytes_per_position(), 1))),
+                                       std::max<size_t>(decoder_->strip_bytes_per_position(), 1))),
       weighed_from_(kLeastDraftContext) {
   if (exact_ != nullptr) exact_->has_draft_ = true;
 }
@@ -184,7 +184,7 @@ ForwardRows ModelForward::forward_rows(const Rows& rows, size_t batch) {
   const auto logits = static_cast<int64_t>(rows.logits);
   ForwardRows part{context.slot(), start, count, logits, static_cast<int64_t>(context.settled())};
   if (context.is_provisional(rows.start))
-    part.choice = context.draft_pages().choose(decoder_->full_layers(), start, draft_pages(batch));
+    part.choice = context.draft_pages().choose(decoder_->strips(), start, draft_pages(batch));
   else
     part.weighs_pages = (has_draft_ || context.drafts()) && start + count > weighed_from_ &&
                         0 < logits && logits <= kMostWeighedRows;
@@ -207,7 +207,7 @@ ScoredTokens ModelForward::verify(int64_t row, std::span<const int32_t> proposal
     return each.context != nullptr && each.first <= row && row + rows <= each.last;
   });
   if (weighed != weighed_.end() && rows > 0)
-    weighed->context->draft_pages().weigh(decoder_->full_layers(),
+    weighed->context->draft_pages().weigh(decoder_->strips(),
                                           decoder_->page_weights(row, row + rows));
   return verified;
 }

@@ -33,8 +33,8 @@ std::span<const StateStep> StatePlan::steps_of(size_t sequence) const {
 }
 
 Batch::Batch(const Traits& all_traits, std::span<const AttentionKind> kinds,
-             std::vector<int64_t> full_layer_heads, int thread_count, int64_t most_rows)
-    : traits(all_traits), max_rows(most_rows), page_weights(std::move(full_layer_heads)) {
+             std::vector<int64_t> strip_heads, int thread_count, int64_t most_rows)
+    : traits(all_traits), max_rows(most_rows), page_weights(std::move(strip_heads)) {
   for (const AttentionKind& kind : kinds)
     attentions.emplace_back(traits.spec.attentions[static_cast<size_t>(kind.shape)],
                             kind.longest_window, traits.kernels, thread_count, max_rows);
@@ -78,11 +78,11 @@ void Batch::plan_page_weights(std::span<const ForwardRows> parts, int64_t pages)
         weighed_rows[static_cast<size_t>(logit_rows[static_cast<size_t>(logit_row)])] = logit_row;
 }
 
-std::span<float> Batch::page_weights_of(int64_t full_layer, int64_t row, int64_t head) {
-  if (full_layer < 0 || weighed_rows.empty()) return {};
+std::span<float> Batch::page_weights_of(int64_t strip, int64_t row, int64_t head) {
+  if (strip == kNoStrip || weighed_rows.empty()) return {};
   const int32_t at = weighed_rows[static_cast<size_t>(row)];
   if (at == kNotWeighed) return {};
-  return {page_weights.of(full_layer, at, head), static_cast<size_t>(page_weights.pages())};
+  return {page_weights.of(strip, at, head), static_cast<size_t>(page_weights.pages())};
 }
 
 void Batch::keep_rows_with_logits() {

@@ -72,9 +72,9 @@ struct ThreadScratch {
 };
 
 struct Batch {
-  // `full_layer_heads`: heads of the layers without a window.
+  // `strip_heads`: query heads of each strip.
   Batch(const Traits& traits, std::span<const AttentionKind> kinds,
-        std::vector<int64_t> full_layer_heads, int threads, int64_t max_rows);
+        std::vector<int64_t> strip_heads, int threads, int64_t max_rows);
 
   void begin(const ForwardRequest& request);
   // Drops the rows that get no logits, from the sequences and from what rows carry.
@@ -86,8 +86,9 @@ struct Batch {
   }
   float* residual_of(int64_t row) { return residual.data() + row * traits.spec.hidden; }
   float* aside_of(int64_t row) { return aside.data() + row * traits.spec.hidden; }
-  // Where attention leaves the weights of pages; empty if they are not wanted.
-  std::span<float> page_weights_of(int64_t full_layer, int64_t row, int64_t head);
+  // Where attention leaves the weights of pages, by head of the strip; empty if they are not
+  // wanted.
+  std::span<float> page_weights_of(int64_t strip, int64_t row, int64_t head);
 
   const Traits& traits;
   const int64_t max_rows;

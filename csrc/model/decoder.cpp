@@ -17,7 +17,7 @@ Decoder::Decoder(DecoderSpec spec, const DecoderWeights& weights, std::shared_pt
       cache_plan_(traits_.spec, weights.layers),
       head_(weights, traits_),
       taps_(std::ssize(weights.layers), traits_.spec.hidden, max_rows),
-      batch_(traits_, cache_plan_.kinds, cache_plan_.full_layer_heads, pool_->threads(), max_rows) {
+      batch_(traits_, cache_plan_.kinds, cache_plan_.strip_heads, pool_->threads(), max_rows) {
   if (weights.entry != nullptr) {
     auto pairs = std::make_unique<PairEntry>(weights, batch_);
     pairs_ = pairs.get();
@@ -109,11 +109,11 @@ size_t Decoder::cache_bytes(std::span<const SequenceRows> first,
   return static_cast<size_t>(words) * sizeof(uint16_t) + static_cast<size_t>(batch_.states.bytes());
 }
 
-size_t Decoder::full_bytes_per_position() const {
+size_t Decoder::strip_bytes_per_position() const {
   int64_t words = 0;
   const SequenceRows page{0, 0, kPagePositions, 0};
   for (size_t i = 0; i < layers_.size(); ++i)
-    if (cache_plan_.places[i].full_layer >= 0) words += layers_[i].cache_words({&page, 1});
+    if (cache_plan_.places[i].first_strip >= 0) words += layers_[i].cache_words({&page, 1});
   return static_cast<size_t>(words / kPagePositions) * sizeof(uint16_t);
 }
 

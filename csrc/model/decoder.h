@@ -64,11 +64,11 @@ class Decoder {
   // The same, if all rows had attended to all pages.
   size_t whole_cache_bytes() const;
 
-  // Layers without a window, and the bytes of keys and values that they read per position.
-  int64_t full_layers() const { return std::ssize(cache_plan_.full_layer_heads); }
-  size_t full_bytes_per_position() const;
+  // Of the layers without a window: their strips, and bytes of keys and values per position.
+  int64_t strips() const { return std::ssize(cache_plan_.strip_heads); }
+  size_t strip_bytes_per_position() const;
   // The softmax weights of rows [first, last) with logits of the last forward, which must have
-  // weighed pages: sums over rows and heads, [full_layers()][pages of the longest such sequence].
+  // weighed pages: sums over rows and heads, [strips()][pages of the longest such sequence].
   std::vector<float> page_weights(int64_t first, int64_t last) const {
     return batch_.page_weights.sums(first, last);
   }

@@ -116,10 +116,12 @@ void HeadAttention::write_heads(const Run& run, int64_t kv_head,
 void HeadAttention::merge_head(const Run& run, int64_t head,
                                const PagedAttention::PageRows& part) const {
   const int64_t dim = shape_.head_dim;
+  const int64_t strip =
+      place_.first_strip < 0 ? kNoStrip : place_.first_strip + head / shape_.group();
   for (int64_t row = part.first; row < part.last; ++row) {
     float* const out = run.heads + row * shape_.outputs() + head * dim;
     run.attention.merge(row, head, sinks_, out,
-                        run.batch.page_weights_of(place_.full_layer, row, head));
+                        run.batch.page_weights_of(strip, row, head % shape_.group()));
     if (run.gates != nullptr)
       traits_.kernels.sigmoid_gate(run.gates + row * shape_.queries() + head * dim, dim, out);
   }

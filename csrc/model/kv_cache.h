@@ -59,9 +59,9 @@ class KvView {
         frame_words_(frame_words),
         key_words_(layer.key_words()),
         value_words_(layer.value_words()) {}
-  KvView through(const PageChoice& choice, int64_t full_layer) const {
+  KvView through(const PageChoice& choice, int64_t strip) const {
     KvView view = *this;
-    view.earlier_ = choice.of_layer(full_layer);
+    view.earlier_ = choice.of_strip(strip);
     view.skipped_ = choice.skipped_pages();
     return view;
   }

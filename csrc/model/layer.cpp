@@ -109,16 +109,16 @@ CachePlan::CachePlan(const DecoderSpec& spec, std::span<const LayerWeights> laye
   bool have_windows = true;
   for (const LayerWeights& layer : layers) {
     if (layer.is_recurrent()) {
-      places.push_back({0, states.layers++, -1});
+      places.push_back({0, states.layers++, kNoStrip});
       first_reader = std::ssize(places);
       continue;
     }
     const AttentionShape& shape = spec.attentions.at(static_cast<size_t>(layer.attention));
-    places.push_back({kind_of(layer), std::ssize(kv.layers), -1});
+    places.push_back({kind_of(layer), std::ssize(kv.layers), kNoStrip});
     if (layer.window == 0) {
       have_windows = false;
-      places.back().full_layer = std::ssize(full_layer_heads);
-      full_layer_heads.push_back(shape.heads);
+      places.back().first_strip = std::ssize(strip_heads);
+      strip_heads.insert(strip_heads.end(), static_cast<size_t>(shape.kv_heads), shape.group());
     }
     longest_window = std::max(longest_window, layer.window);
     if (layer.kv_layer >= 0) {

@@ -18,8 +18,8 @@ struct CachePlan {
   StateShape states;
   std::vector<AttentionPlace> places;  // by layer; if it is recurrent, `cache_layer` is its state
   std::vector<AttentionKind> kinds;    // of attention
-  std::vector<int64_t> full_layer_heads;  // heads of the layers without a window
-  int64_t longest_window = 0;             // of all layers; 0: one has no window
+  std::vector<int64_t> strip_heads;    // query heads of each strip
+  int64_t longest_window = 0;          // of all layers; 0: one has no window
   int64_t first_reader = 0;  // no layer from this one on has keys, values or states of its own
 };
 

@@ -9,14 +9,15 @@
 namespace specqd {
 
 // In layers without a window, rows attend to all pages from `recent` on, and to `count` of the
-// pages before it, which may differ by layer. `count` is below `recent`.
+// pages before it, which may differ by strip: by layer and key-value head. `count` is below
+// `recent`.
 struct PageChoice {
   int64_t recent = 0, count = 0;
-  std::vector<int32_t> earlier;  // [full layers][count], ascending in each layer
+  std::vector<int32_t> earlier;  // [strips][count], ascending in each strip
 
   int64_t skipped_pages() const { return recent - count; }
-  std::span<const int32_t> of_layer(int64_t full_layer) const {
-    return std::span(earlier).subspan(static_cast<size_t>(full_layer * count),
+  std::span<const int32_t> of_strip(int64_t strip) const {
+    return std::span(earlier).subspan(static_cast<size_t>(strip * count),
                                       static_cast<size_t>(count));
   }
 };

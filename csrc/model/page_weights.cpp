@@ -18,12 +18,12 @@ void PageWeights::begin(int64_t rows, int64_t pages) {
 
 std::vector<float> PageWeights::sums(int64_t first, int64_t last) const {
   std::vector<float> sums(heads_.size() * static_cast<size_t>(pages_));
-  for (size_t layer = 0; layer < heads_.size(); ++layer) {
-    float* const out = sums.data() + layer * static_cast<size_t>(pages_);
+  for (size_t strip = 0; strip < heads_.size(); ++strip) {
+    float* const out = sums.data() + strip * static_cast<size_t>(pages_);
     for (int64_t row = first; row < last; ++row)
-      for (int64_t head = 0; head < heads_[layer]; ++head) {
+      for (int64_t head = 0; head < heads_[strip]; ++head) {
         const float* const weights = reinterpret_cast<const float*>(memory_.data()) +
-                                     index(static_cast<int64_t>(layer), row, head);
+                                     index(static_cast<int64_t>(strip), row, head);
         for (int64_t page = 0; page < pages_; ++page) out[page] += weights[page];
       }
   }

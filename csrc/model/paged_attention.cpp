@@ -168,10 +168,10 @@ PagedAttention::ItemRange PagedAttention::find_range(const KvCache& cache,
   const int64_t seen = std::max(first_visible(first_position, window), chunk);
   const int64_t end = std::min(first_position + pass.count, chunk + kChunkPositions);
   const KvView all = cache.view(rows.sequence, place.cache_layer, kv_head);
-  const bool is_chosen = rows.choice != nullptr && place.full_layer >= 0;
+  const bool is_chosen = rows.choice != nullptr && place.first_strip >= 0;
   return {pass,
           kv_head,
-          is_chosen ? all.through(*rows.choice, place.full_layer) : all,
+          is_chosen ? all.through(*rows.choice, place.first_strip + kv_head) : all,
           first_position,
           seen / kBlock * kBlock,
           (end + kBlock - 1) / kBlock * kBlock};

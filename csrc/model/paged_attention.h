@@ -35,15 +35,16 @@ struct AttentionKind {
   int64_t longest_window;  // 0: a layer attends to all earlier positions
 };
 
-// The place of a layer among the others.
+// The place of a layer among the others. A strip is a key-value head of a layer without a window.
 struct AttentionPlace {
   size_t kind;          // index of its AttentionKind
   int64_t cache_layer;  // index among the layers of the KV cache
-  int64_t full_layer;   // index among the layers without a window; -1: it has a window
+  int64_t first_strip;  // of its key-value heads; kNoStrip: it has a window
 };
 
 constexpr int64_t kLargestHeadDim = 1024;
 constexpr int32_t kNotWeighed = -1;
+constexpr int64_t kNoStrip = -1;
 
 struct AttentionShape {
   int64_t heads, kv_heads;

@@ -94,16 +94,16 @@ def poison(cache: specqd._native.KvCache, sequence: int, page: int, bits: int) -
 def page_weights(decoder: specqd._native.Decoder, first: int, last: int) -> NDArray[numpy.float32]:
     """
     Returns the softmax weights of rows [first, last) of the last forward's logits by page,
-    summed over rows and heads: [layers without a window, pages]. The rows must have weighed
+    summed over rows and heads: [strips, pages]. The rows must have weighed
     pages.
     """
 
 def weigh_pages(context: specqd._native.Context, weights: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', writable=False)]) -> None:
-    """Replaces the weights of a context's pages, [layers, pages]."""
+    """Replaces the weights of a context's pages, [strips, pages]."""
 
-def draft_pages(context: specqd._native.Context, layers: int, start: int, most: int) -> list[list[int]] | None:
+def draft_pages(context: specqd._native.Context, strips: int, start: int, most: int) -> list[list[int]] | None:
     """
-    Returns, by layer, the pages that a draft from position `start` reads; None: all.
+    Returns, by strip, the pages that a draft from position `start` reads; None: all.
     """
 
 def saved_state(cache: specqd._native.KvCache, sequence: int) -> tuple[int, NDArray[numpy.uint8]]:
