@@ -1,35 +1,27 @@
 #include "decode/head_forward.h"
 
 #include <algorithm>
-#include <limits>
 #include <string>
 
 #include "kernels/float_mode.h"
 
 namespace specqd {
 
+namespace {
+
+int64_t feature_width(const Decoder& decoder) {
+  if (decoder.pair_entry() == nullptr)
+    throw std::invalid_argument("the decoder is not a draft head");
+  return decoder.pair_entry()->feature_width();
+}
+
+}  // namespace
+
 HeadForward::HeadForward(std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCache> cache,
                          Precision precision, std::shared_ptr<ModelForward> above,
                          std::vector<int64_t> boundaries, std::vector<int32_t> ids)
-    : DecoderForward(std::move(decoder), std::move(cache), precision),
-      above_(std::move(above)),
-      boundaries_(std::move(boundaries)),
-      ids_(std::move(ids)) {
-  if (decoder_->pair_entry() == nullptr)
-    throw std::invalid_argument("the decoder is not a draft head");
-  const auto ascends = std::is_sorted(ids_.begin(), ids_.end(), std::less_equal<>());
-  const int64_t own = decoder_->spec().vocabulary;
-  const bool fits =
-      ids_.empty() ? own == vocabulary()
-                   : std::ssize(ids_) == own && ids_.front() >= 0 && ids_.back() < vocabulary();
-  if (!ascends || !fits) throw std::invalid_argument("ids must ascend within the vocabulary");
-  if (decoder_->pair_entry()->feature_width() !=
-      std::ssize(boundaries_) * above_->decoder().spec().hidden)
-    throw std::invalid_argument("the draft head's features are not as wide as the tapped ones");
-  if (!ids_.empty())
-    by_target_id_.assign(static_cast<size_t>(vocabulary()),
-                         -std::numeric_limits<float>::infinity());
-}
+    : FeatureForward(decoder, std::move(cache), precision, std::move(above), std::move(boundaries),
+                     std::move(ids), feature_width(*decoder)) {}
 
 // --- Sequences -----------------------------------------------------------------------------------
 
@@ -74,7 +66,7 @@ void HeadForward::follow(State& state, const Sequence& sequence) {
     state.version = 0;
     begin(state, sequence, 0);
   }
-  const FeatureLog& log = log_of(state);
+  const FeatureLog& log = log_of(*state.source);
   Context& context = *state.context;
   const size_t last = sequence.tokens.size() - 1;
   const size_t length = context.match(sequence.tokens, sequence.num_accepted());
@@ -95,16 +87,8 @@ void HeadForward::follow(State& state, const Sequence& sequence) {
   }
 }
 
-// The log of the sequence, or an empty one if it holds other features than those now tapped.
-const FeatureLog& HeadForward::log_of(const State& state) const {
-  const FeatureLog& log = state.source->features();
-  const Decoder& above = above_->decoder();
-  const size_t width = above.taps().boundaries().size() * static_cast<size_t>(above.spec().hidden);
-  return width > 0 && log.width() == width ? log : no_log_;
-}
-
 bool HeadForward::knows_feature(const State& state, size_t token) const {
-  const FeatureLog& log = log_of(state);
+  const FeatureLog& log = log_of(*state.source);
   return token > log.begin() && token <= std::min(log.end(), state.source->length());
 }
 
@@ -143,19 +127,6 @@ bool HeadForward::pass(std::span<Part> parts, bool recycles) {
   return true;
 }
 
-void HeadForward::add_feature(const State& state, size_t token) {
-  const std::span<const int64_t> tapped = above_->decoder().taps().boundaries();
-  const std::span<const uint16_t> row = log_of(state).row(token - 1);
-  const size_t width = row.size() / tapped.size();
-  for (const int64_t boundary : boundaries_) {
-    const auto at = std::ranges::find(tapped, boundary) - tapped.begin();
-    if (at == std::ssize(tapped))
-      throw std::invalid_argument("the model above does not tap a boundary that the head reads");
-    const auto tap = row.subspan(static_cast<size_t>(at) * width, width);
-    inputs_.insert(inputs_.end(), tap.begin(), tap.end());
-  }
-}
-
 // Adds rows of a sequence to the pass: all that have features or, if `recycles`, only the next one.
 void HeadForward::gather(Part& part, bool recycles) {
   const State& state = *part.state;
@@ -170,7 +141,7 @@ void HeadForward::gather(Part& part, bool recycles) {
     if (recycles)
       inputs_.insert(inputs_.end(), state.hidden.begin(), state.hidden.end());
     else if (is_known)
-      add_feature(state, token);
+      append_feature(*state.source, token - 1, inputs_);
     else
       inputs_.insert(inputs_.end(), static_cast<size_t>(decoder_->pair_entry()->feature_width()),
                      0);
@@ -212,20 +183,9 @@ void HeadForward::take(std::span<Part> parts, bool recycles) {
   }
 }
 
-// --- Sampling ------------------------------------------------------------------------------------
-
-std::span<const float> HeadForward::logits(int64_t row) {
+std::span<const float> HeadForward::own_logits(int64_t row) {
   const auto width = static_cast<size_t>(decoder_->spec().vocabulary);
-  const auto own = std::span<const float>(logits_).subspan(static_cast<size_t>(row) * width, width);
-  if (ids_.empty()) return own;
-  for (size_t i = 0; i < width; ++i) by_target_id_[static_cast<size_t>(ids_[i])] = own[i];
-  return by_target_id_;
-}
-
-ScoredTokens HeadForward::verify(int64_t row, std::span<const int32_t> proposal,
-                                 const std::shared_ptr<Sequence>& sequence) {
-  if (!proposal.empty()) throw std::invalid_argument("a draft head cannot verify proposals");
-  return DecoderForward::verify(row, proposal, sequence);
+  return std::span<const float>(logits_).subspan(static_cast<size_t>(row) * width, width);
 }
 
 }  // namespace specqd

@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "decode/forward.h"
+#include "decode/feature_forward.h"
 
 namespace specqd {
 
@@ -21,32 +21,21 @@ namespace specqd {
 // forward of its own. Rows whose features become known or change later are forwarded again. The
 // head's cache begins at the first pair whose feature is known; this is possible because only
 // differences between rotary positions matter.
-class HeadForward : public DecoderForward {
+class HeadForward : public FeatureForward {
  public:
-  // `boundaries`: the layer boundaries of the model above whose values make up a feature; that
-  // model may tap others too. `ids`: the target's id of each of the head's tokens, ascending; if
-  // empty, the ids are the same.
+  // FeatureForward describes `boundaries` and `ids`.
   HeadForward(std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCache> cache, Precision precision,
               std::shared_ptr<ModelForward> above, std::vector<int64_t> boundaries,
               std::vector<int32_t> ids);
 
-  int64_t vocabulary() const override { return above_->vocabulary(); }
-  int64_t max_positions() const override { return above_->max_positions(); }
-  // A draft head with ids of its own has no partial output head.
-  void read_partial_head() override {
-    if (ids_.empty()) DecoderForward::read_partial_head();
-  }
-
   std::shared_ptr<Context> context(const std::shared_ptr<Sequence>& sequence) override;
   void forward(std::span<const Rows> batch) override;
-  // Samples the next token. A draft head cannot verify, so the proposal must be empty.
-  ScoredTokens verify(int64_t row, std::span<const int32_t> proposal,
-                      const std::shared_ptr<Sequence>& sequence) override;
   void release(const std::shared_ptr<Sequence>& sequence) override;
 
-  // Logits by the target's ids; -infinity for ids that the head does not have.
-  std::span<const float> logits(int64_t row) override;
   int64_t logit_rows() const override { return std::ssize(logits_) / decoder_->spec().vocabulary; }
+
+ protected:
+  std::span<const float> own_logits(int64_t row) override;
 
  private:
   // The state of one sequence.
@@ -72,20 +61,14 @@ class HeadForward : public DecoderForward {
   State& state_of(const Rows& rows) const;
   void follow(State& state, const Sequence& sequence);
   void begin(State& state, const Sequence& sequence, size_t first);
-  const FeatureLog& log_of(const State& state) const;
   bool knows_feature(const State& state, size_t token) const;
-  void add_feature(const State& state, size_t token);
   bool pass(std::span<Part> parts, bool recycles);
   void gather(Part& part, bool recycles);
   void take(std::span<Part> parts, bool recycles);
 
-  std::shared_ptr<ModelForward> above_;
-  std::vector<int64_t> boundaries_;
-  std::vector<int32_t> ids_;
   std::unordered_map<int64_t, State> states_;  // by sequence
   std::unordered_map<const Context*, State*> state_of_context_;
-  FeatureLog no_log_;
-  std::vector<float> logits_, by_target_id_;
+  std::vector<float> logits_;
   std::vector<uint16_t> inputs_;  // of the pass in progress
 };
 
