@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
+
+#include "draft/joint_cut.h"
 
 namespace specqd {
 namespace {
@@ -33,29 +36,13 @@ void NgramDrafter::release(const std::shared_ptr<Sequence>& sequence) {
   indexed_.erase(sequence->key);
 }
 
-// N-grams are accepted in runs, so what this round does not draft, the next one would: a token is
-// worth no more than this round takes per token.
 NgramDrafter::Weighed NgramDrafter::weigh(const DraftRequest& request) {
   Weighed found{look_up(request)};
-  Proposal& proposal = found.proposal;
+  std::vector<double> chances;
+  for (const double stated : found.proposal.confidences)
+    chances.push_back(calibration_.probability(stated));
   const bool takes_all = length_ || request.token_value_s == kAlwaysDraft;
-  const double plain_s = request.verification_seconds(0.0);
-  const double before = static_cast<double>(request.rows) / static_cast<double>(request.sharing);
-  double reached = 1.0, accepted = 0.0, saved = 0.0;
-  size_t best = 0;
-  for (size_t count = 1; count <= proposal.tokens.size(); ++count) {
-    reached *= calibration_.probability(proposal.confidences[count - 1]);
-    accepted += reached;
-    const double round_s = request.verification_seconds(static_cast<double>(count));
-    const double per_token_s = round_s > 0.0 ? round_s / (before + accepted) : kAlwaysDraft;
-    saved += reached * std::min(request.token_value_s, per_token_s);
-    const double net = saved - (round_s - plain_s);
-    if (!takes_all && net <= found.value.saved_s) continue;
-    found.value = {takes_all ? 0.0 : net, accepted};
-    proposal.reached = reached;
-    best = count;
-  }
-  proposal.cut(best);
+  found.value = cut_jointly(request, chances, takes_all, found.proposal);
   return found;
 }
 
