@@ -92,6 +92,10 @@ void bind_entry(nb::module_& m) {
                          required<&HeadEntry::keeps_normed>, required<&HeadEntry::recycles_normed>,
                          optional<&HeadEntry::projection>, required<&HeadEntry::hidden_first>,
                          required<&HeadEntry::blanks_first>);
+  bind_struct<ContextEntry>(m, "ContextEntry",
+                            "The entry of a block drafter's context: features of positions.",
+                            required<&ContextEntry::fc>, required<&ContextEntry::norm>,
+                            optional<&ContextEntry::embedding>);
 }
 
 void bind_forward(nb::module_& m) {
@@ -103,19 +107,21 @@ void bind_forward(nb::module_& m) {
              const Norm& final_norm, std::shared_ptr<PackedWeight> head,
              const std::optional<BitMatrix>& embedding,
              const std::optional<PerLayerEmbedding>& per_layer, int64_t max_rows,
-             std::shared_ptr<HeadEntry> entry) {
+             std::shared_ptr<HeadEntry> entry, std::shared_ptr<ContextEntry> context) {
             const DecoderWeights weights{
                 .layers = layers,
                 .final_norm = final_norm,
                 .head = std::move(head),
                 .embedding = embedding ? row_source(*embedding).data : nullptr,
                 .per_layer = per_layer.value_or(PerLayerEmbedding{}),
-                .entry = std::move(entry)};
+                .entry = std::move(entry),
+                .context = std::move(context)};
             new (self) Decoder(spec, weights, std::move(pool), kernels_or_throw(isa), max_rows);
           },
           nb::kw_only(), "pool"_a, "isa"_a, "spec"_a, "layers"_a, "final_norm"_a, "head"_a,
           "embedding"_a.none(), "per_layer"_a = nb::none(), "max_rows"_a,
-          "entry"_a.none() = nb::none(), nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>())
+          "entry"_a.none() = nb::none(), "context"_a.none() = nb::none(), nb::keep_alive<1, 8>(),
+          nb::keep_alive<1, 9>())
       .def_prop_ro("max_rows", &Decoder::max_rows)
       .def_prop_ro("moved_bytes", &Decoder::moved_bytes)
       .def(

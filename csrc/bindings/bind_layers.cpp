@@ -78,12 +78,12 @@ void bind_layers(nb::module_& m) {
       required<&LayerWeights::output>, optional<&LayerWeights::query_key_value_bias>,
       optional<&LayerWeights::output_bias>, optional<&LayerWeights::sinks>,
       required<&LayerWeights::feed_forwards>, optional<&LayerWeights::mixture>,
-      required<&LayerWeights::window>, required<&LayerWeights::rope>,
-      required<&LayerWeights::attention>, required<&LayerWeights::kv_layer>,
-      required<&LayerWeights::values_are_keys>, optional<&LayerWeights::per_layer>,
-      required<&LayerWeights::output_scale>, optional<&LayerWeights::convolution>,
-      optional<&LayerWeights::convolution_bias>, optional<&LayerWeights::delta>,
-      optional<&LayerWeights::latent>);
+      required<&LayerWeights::window>, required<&LayerWeights::is_causal>,
+      required<&LayerWeights::rope>, required<&LayerWeights::attention>,
+      required<&LayerWeights::kv_layer>, required<&LayerWeights::values_are_keys>,
+      optional<&LayerWeights::per_layer>, required<&LayerWeights::output_scale>,
+      optional<&LayerWeights::convolution>, optional<&LayerWeights::convolution_bias>,
+      optional<&LayerWeights::delta>, optional<&LayerWeights::latent>);
 }
 
 }  // namespace specqd

@@ -1,4 +1,6 @@
 // Attention: one product makes queries, keys and values, and another one the outputs.
+#include <algorithm>
+
 #include "model/blocks.h"
 #include "model/head_attention.h"
 #include "model/products.h"
@@ -25,6 +27,10 @@ class AttentionBlock : public Block {
     const int64_t outputs = shape.outputs(), queries = shape.queries();
     const int64_t made = std::min(query_key_value_->rows(), outputs);
     float* const heads = heads_.in(batch.scratch);
+    if (to == Destination::kCache) {
+      write_cache(team, batch, inputs, heads);
+      return;
+    }
     float* const gates = has_gates_ ? gates_.in(batch.scratch) : nullptr;
     apply(
         team, batch, "queries, keys, values", *query_key_value_, inputs,
@@ -45,6 +51,21 @@ class AttentionBlock : public Block {
   }
 
  private:
+  // Computes keys and values alone, from the panel on that holds the first key.
+  void write_cache(Team& team, Batch& batch, const RowInputs& inputs, float* heads) const {
+    const int64_t outputs = attention_.shape().outputs(), queries = attention_.shape().queries();
+    const PanelRun run{queries / kPanel, (outputs + kPanel - 1) / kPanel, 0};
+    const int64_t panels = query_key_value_->matrix().panels;
+    multiply_runs(team, batch, "keys, values", batch.precision, *query_key_value_, {&run, 1},
+                  prepare(team, batch, batch.precision, batch.rows, *query_key_value_, inputs),
+                  keep_outputs(batch, {{queries, outputs, heads + queries, outputs,
+                                        &query_key_value_bias_}}));
+    if (team.thread() == 0)
+      batch.moved_bytes += bytes_of(*query_key_value_, batch.precision) *
+                           static_cast<size_t>(run.last - run.first) / static_cast<size_t>(panels);
+    attention_.write_cache(team, batch, heads);
+  }
+
   HeadAttention attention_;
   std::shared_ptr<PackedWeight> query_key_value_, output_;
   Vector query_key_value_bias_, output_bias_;

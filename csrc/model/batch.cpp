@@ -36,8 +36,8 @@ Batch::Batch(const Traits& all_traits, std::span<const AttentionKind> kinds,
              std::vector<int64_t> strip_heads, int thread_count, int64_t most_rows)
     : traits(all_traits), max_rows(most_rows), page_weights(std::move(strip_heads)) {
   for (const AttentionKind& kind : kinds)
-    attentions.emplace_back(traits.spec.attentions[static_cast<size_t>(kind.shape)],
-                            kind.longest_window, traits.kernels, thread_count, max_rows);
+    attentions.emplace_back(traits.spec.attentions[static_cast<size_t>(kind.shape)], kind.longest,
+                            traits.kernels, thread_count, max_rows);
   residual.resize(static_cast<size_t>(max_rows * traits.spec.hidden));
   aside.resize(residual.size());
   threads.resize(static_cast<size_t>(thread_count));

@@ -35,8 +35,9 @@ enum class HeadUse { kWhole, kPartial };
 
 constexpr int32_t kBlank = -1;  // in place of a pair's token: its embedding is zero
 
-// What the rows of a draft head read in addition to their tokens, in BF16: features,
-// [rows][feature width], or recycled hidden rows, [rows][hidden].
+// What the rows of a draft head read in addition to their tokens, or those of a block drafter's
+// context instead of tokens, in BF16: features, [rows][feature width], or recycled hidden rows,
+// [rows][hidden].
 struct PairInputs {
   std::span<const uint16_t> values = {};
   bool are_recycled = false;

@@ -14,8 +14,9 @@
 namespace specqd {
 
 // What a block does with its outputs: it adds them to the residual stream, leaves them in
-// Batch::aside, or adds both them and Batch::aside to the residual stream.
-enum class Destination { kResidual, kAside, kWithAside };
+// Batch::aside, or adds both them and Batch::aside to the residual stream. With kCache, attention
+// only writes keys and values into the cache: there are no outputs.
+enum class Destination { kResidual, kAside, kWithAside, kCache };
 
 // The rows that a block reads, normalised if there is a norm.
 class RowInputs {

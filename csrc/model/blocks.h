@@ -41,5 +41,7 @@ std::unique_ptr<Block> make_per_layer_input(const PerLayerInput& weights, int64_
 // or the per-layer embeddings, for which they reserve room in the batch.
 std::unique_ptr<Block> make_embedding(const DecoderWeights& weights);
 std::unique_ptr<Block> make_per_layer_embedding(const PerLayerEmbedding& weights, Batch& batch);
+// Features of Batch::pair_inputs instead of tokens.
+std::unique_ptr<Block> make_context_entry(std::shared_ptr<const ContextEntry> weights);
 
 }  // namespace specqd

@@ -34,6 +34,10 @@ Decoder::Decoder(DecoderSpec spec, const DecoderWeights& weights, std::shared_pt
     layers_.emplace_back(weights.layers[static_cast<size_t>(i)], i, cache_plan_, reads_pairs,
                          setting);
   }
+  if (weights.context != nullptr) {
+    context_ = make_context_entry(weights.context);
+    context_width_ = weights.context->fc->columns();
+  }
   reserve();
 }
 
@@ -57,7 +61,12 @@ void Decoder::reserve() {
   const Kernels& kernels = traits_.kernels;
   int64_t most_tiles = 0;
   size_t prepared = 0, scratch = 0;
-  for (const auto& group : matrices()) {
+  auto groups = matrices();
+  for (const auto& group : groups)
+    for (const Precision precision : {Precision::kExact, Precision::kFp4})
+      fixed_bytes_[static_cast<size_t>(precision)] += fixed_bytes(group, precision);
+  if (context_ != nullptr) groups.push_back(context_->matrices());
+  for (const auto& group : groups) {
     for (const BlockMatrix& each : group) {
       const int64_t tiles = each.weight->matrix().tiles;
       const size_t row = std::max(kernels.exact_row_bytes(tiles), kernels.draft_row_bytes(tiles));
@@ -65,8 +74,6 @@ void Decoder::reserve() {
       prepared =
           std::max(prepared, static_cast<size_t>(batch_.max_rows * each.inputs_per_row) * row);
     }
-    for (const Precision precision : {Precision::kExact, Precision::kFp4})
-      fixed_bytes_[static_cast<size_t>(precision)] += fixed_bytes(group, precision);
   }
   for (const Layer& layer : layers_)
     for (const Block* block : layer.blocks()) scratch = std::max(scratch, block->scratch_bytes());
@@ -126,12 +133,25 @@ bool Decoder::has_pages(const KvCache& cache, const ForwardRows& rows) const {
   return true;
 }
 
-void Decoder::forward(const ForwardRequest& request) {
+void Decoder::begin(const ForwardRequest& request) {
   batch_.begin(request);
-  batch_.moved_bytes = fixed_bytes_[static_cast<size_t>(request.precision)];
-  head_.plan(batch_, request.head, request.sequences);
   for (const ForwardRows& part : request.sequences)
     for (RopeTable& rope : ropes_) rope.reach(part.start + part.count);
+}
+
+void Decoder::absorb(const ForwardRequest& request) {
+  begin(request);
+  batch_.moved_bytes = 0;  // the blocks add what they read
+  pool_->run([&](Team& team) {
+    context_->run(team, batch_, normed(batch_, {}), Destination::kResidual);
+    for (const Layer& layer : layers_) layer.write_cache(team, batch_);
+  });
+}
+
+void Decoder::forward(const ForwardRequest& request) {
+  begin(request);
+  batch_.moved_bytes = fixed_bytes_[static_cast<size_t>(request.precision)];
+  head_.plan(batch_, request.head, request.sequences);
 
   // After the last layer with keys, values or states of its own, no other row reads the results of
   // rows without logits, so these rows are dropped.

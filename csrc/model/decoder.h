@@ -39,6 +39,12 @@ class Decoder {
   // its embedding, or kBlank), and there are at most max_rows() rows.
   void forward(const ForwardRequest& request);
 
+  // For a block drafter: makes features, PairInputs::values, the keys and values of the requested
+  // rows in all layers, and writes them into the cache. There are no tokens and no logits.
+  void absorb(const ForwardRequest& request);
+  // Values per row of features that absorb() reads; 0: this is no block drafter.
+  int64_t context_width() const { return context_width_; }
+
   // These describe the last forward: its number of rows, its number of rows with logits, and row
   // `row` of the logits, [vocabulary].
   int64_t rows() const { return batch_.rows; }
@@ -87,6 +93,7 @@ class Decoder {
   // One list per layer, then one for the matrices before and after the layers.
   std::vector<std::vector<BlockMatrix>> matrices() const;
   void reserve();
+  void begin(const ForwardRequest& request);
   // Bytes that rows read or write; the last layers may have fewer rows than the first ones.
   size_t cache_bytes(std::span<const SequenceRows> first, std::span<const SequenceRows> last) const;
   // Runs layers [first, last), and the output head after the last one of all.
@@ -98,6 +105,8 @@ class Decoder {
   const CachePlan cache_plan_;
   std::vector<std::unique_ptr<Block>> entries_;  // what rows begin with, in order
   PairEntry* pairs_ = nullptr;                   // the one of a draft head
+  std::unique_ptr<Block> context_;               // null: this is no block drafter
+  int64_t context_width_ = 0;
   std::vector<Layer> layers_;
   OutputHead head_;
   Taps taps_;

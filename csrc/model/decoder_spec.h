@@ -56,6 +56,15 @@ struct HeadEntry {
   bool blanks_first = false;                 // the first pair of a text has no embedding
 };
 
+// The weights that make the context of a block drafter (DFlash, arXiv 2602.06036): the target's
+// features of a position become one row, norm(fc(features)). Each layer makes that row, without a
+// norm of its own, the key and the value of the position.
+struct ContextEntry {
+  std::shared_ptr<PackedWeight> fc;  // features of a position -> hidden
+  Norm norm;
+  std::shared_ptr<PackedWeight> embedding;  // of tokens; null: DecoderWeights::embedding
+};
+
 struct DecoderWeights {
   std::vector<LayerWeights> layers;
   Norm final_norm;
@@ -63,7 +72,8 @@ struct DecoderWeights {
   // Input embedding, BF16 [vocabulary, hidden]; null: the rows of the output head.
   const uint8_t* embedding = nullptr;
   PerLayerEmbedding per_layer;
-  std::shared_ptr<const HeadEntry> entry = nullptr;  // null: rows begin with their embeddings
+  std::shared_ptr<const HeadEntry> entry = nullptr;       // null: rows begin with their embeddings
+  std::shared_ptr<const ContextEntry> context = nullptr;  // null: no context of features
 };
 
 }  // namespace specqd

@@ -12,7 +12,11 @@ namespace {
 class EmbeddingBlock : public Block {
  public:
   explicit EmbeddingBlock(const DecoderWeights& weights)
-      : embedding_(weights.embedding), head_(weights.head) {}
+      : embedding_(weights.embedding), head_(weights.head) {
+    if (weights.context == nullptr || weights.context->embedding == nullptr) return;
+    embedding_ = nullptr;
+    head_ = weights.context->embedding;
+  }
 
   void run(Team& team, Batch& batch, const RowInputs&, Destination) const override {
     const int64_t hidden = batch.traits.spec.hidden;
@@ -39,7 +43,7 @@ class EmbeddingBlock : public Block {
 
  private:
   const uint8_t* embedding_;  // BF16 [vocabulary, hidden]; null: the rows of the output head
-  std::shared_ptr<PackedWeight> head_;
+  std::shared_ptr<PackedWeight> head_;  // or another matrix with an embedding in each row
 };
 
 }  // namespace

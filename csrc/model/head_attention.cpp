@@ -11,6 +11,21 @@ namespace {
 constexpr int64_t kClaimsOfPasses = 32;      // per thread
 constexpr float kLatentNormEpsilon = 1e-6f;  // the same in every model
 
+// Shares items among threads, the same number for each key-value head. If the heads divide evenly
+// among the nodes' threads, a node's threads write and read the same heads in every forward, so
+// keys and values are on that node. Otherwise they are on the node where they were first written.
+template <class Body>
+void share_heads(Team& team, int64_t kv_heads, int64_t items, int64_t grain, const Body& body) {
+  bool are_divided = true;
+  for (int node = 1; node < team.nodes(); ++node)
+    are_divided = are_divided && team.is_even(node, kv_heads);
+  const auto bound = [&](int node) { return team.part(node, kv_heads) * (items / kv_heads); };
+  if (are_divided)
+    team.share_by_node(items, grain, bound, body);
+  else
+    team.share(items, grain, body);
+}
+
 }  // namespace
 
 HeadAttention::HeadAttention(const LayerWeights& layer, const AttentionPlace& place,
@@ -19,7 +34,6 @@ HeadAttention::HeadAttention(const LayerWeights& layer, const AttentionPlace& pl
       shape_(traits.spec.attentions.at(static_cast<size_t>(layer.attention))),
       rope_(layer.rope < 0 ? nullptr : &ropes.at(static_cast<size_t>(layer.rope))),
       place_(place),
-      window_(layer.window),
       writes_cache_(layer.kv_layer < 0),
       values_are_keys_(layer.values_are_keys),
       query_norm_(layer.query_norm),
@@ -32,10 +46,11 @@ int64_t HeadAttention::cache_words(std::span<const SequenceRows> sequences) cons
   const KvLayer layer{shape_.kv_heads, shape_.head_dim, shape_.value_dim};
   int64_t positions = 0;
   for (const SequenceRows& rows : sequences) {
-    const int64_t first = std::max<int64_t>(window_ > 0 ? rows.start + 1 - window_ : 0, 0);
+    const int64_t first =
+        std::max<int64_t>(place_.reach.window > 0 ? rows.start + 1 - place_.reach.window : 0, 0);
     const int64_t last = rows.start + rows.count;
     positions += (last + kBlock - 1) / kBlock * kBlock - first / kBlock * kBlock;
-    if (window_ == 0 && rows.choice != nullptr)
+    if (place_.first_strip != kNoStrip && rows.choice != nullptr)
       positions -= rows.choice->skipped_pages() * kPagePositions;
   }
   return positions * layer.page_words() / kPagePositions;
@@ -105,7 +120,7 @@ void HeadAttention::write_heads(const Run& run, int64_t kv_head,
   const KvView view = run.batch.cache->view(rows.sequence, place_.cache_layer, kv_head);
   for (int64_t row = part.first; row < part.last; ++row) {
     const int64_t position = rows.start + row - rows.first_row;
-    write_queries(run, kv_head, row, position);
+    if (run.has_queries) write_queries(run, kv_head, row, position);
     if (!writes_cache_) continue;
     write_key_value(run, kv_head, row, position, view);
     if (row == rows.first_row + rows.count - 1) run.attention.clear_after(view, position);
@@ -127,6 +142,22 @@ void HeadAttention::merge_head(const Run& run, int64_t head,
   }
 }
 
+// One thread writes all rows of a page, because the last row of a block clears the rows after it.
+void HeadAttention::write_all(Team& team, const Run& run) const {
+  const auto parts = run.attention.page_rows();
+  const int64_t count = std::ssize(parts);
+  share_heads(team, shape_.kv_heads, shape_.kv_heads * count, 1, [&](int64_t i, int64_t) {
+    write_heads(run, i / count, parts[static_cast<size_t>(i % count)]);
+  });
+}
+
+void HeadAttention::write_cache(Team& team, Batch& batch, float* heads) const {
+  const Run run{batch, batch.attentions[place_.kind], heads, nullptr, false};
+  if (traits_.spec.norms_whole_rows) norm_whole_rows(team, run);
+  team.stage("keys and values of the context");
+  write_all(team, run);
+}
+
 void HeadAttention::run(Team& team, Batch& batch, float* heads, const float* gates) const {
   PagedAttention& attention = batch.attentions[place_.kind];
   const Run run{batch, attention, heads, gates};
@@ -134,38 +165,22 @@ void HeadAttention::run(Team& team, Batch& batch, float* heads, const float* gat
   const int64_t passes = attention.passes(), kv_heads = shape_.kv_heads, group = shape_.group();
   const auto parts = attention.page_rows();
   const auto attend = [&](int64_t first, int64_t last) {
-    attention.run(*batch.cache, place_, window_, first, last, team.thread());
-  };
-  // If the key-value heads divide evenly among the nodes' threads, a node's threads write and read
-  // the same heads in every forward, so keys and values are on that node. Otherwise they are on the
-  // node where they were first written.
-  bool are_divided = true;
-  for (int node = 1; node < team.nodes(); ++node)
-    are_divided = are_divided && team.is_even(node, kv_heads);
-  const auto share_heads = [&](int64_t items, int64_t grain, const auto& body) {
-    const auto bound = [&](int node) { return team.part(node, kv_heads) * (items / kv_heads); };
-    if (are_divided)
-      team.share_by_node(items, grain, bound, body);
-    else
-      team.share(items, grain, body);
+    attention.run(*batch.cache, place_, first, last, team.thread());
   };
   team.stage("attention");
   if (attention.is_simple() && kv_heads >= team.threads()) {
-    share_heads(kv_heads, 1, [&](int64_t kv_head, int64_t) {
+    share_heads(team, kv_heads, kv_heads, 1, [&](int64_t kv_head, int64_t) {
       for (const auto& part : parts) write_heads(run, kv_head, part);
       attend(kv_head * passes, (kv_head + 1) * passes);
       for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
         for (const auto& part : parts) merge_head(run, head, part);
     });
   } else {
-    // One thread writes all rows of a page, because the last row of a block clears the rows after
-    // it.
     const int64_t count = std::ssize(parts), items = passes * kv_heads;
-    share_heads(kv_heads * count, 1, [&](int64_t i, int64_t) {
-      write_heads(run, i / count, parts[static_cast<size_t>(i % count)]);
-    });
+    write_all(team, run);
     team.stage("attention");
-    share_heads(items, std::max<int64_t>(items / (team.threads() * kClaimsOfPasses), 1), attend);
+    share_heads(team, kv_heads, items,
+                std::max<int64_t>(items / (team.threads() * kClaimsOfPasses), 1), attend);
     team.stage("attention");
     const int64_t merges = shape_.heads * count;
     team.share(merges, std::max<int64_t>(merges / (team.threads() * kClaimsPerThread), 1),

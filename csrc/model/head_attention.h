@@ -21,6 +21,8 @@ class HeadAttention {
   // replace the queries. `gates`, [rows][shape.queries()], are applied to the outputs; null: there
   // are none. Every thread calls it; it ends with a barrier.
   void run(Team& team, Batch& batch, float* heads, const float* gates) const;
+  // Only writes keys and values into the cache; reads no queries, and attends to nothing.
+  void write_cache(Team& team, Batch& batch, float* heads) const;
 
   int64_t cache_words(std::span<const SequenceRows> sequences) const;
 
@@ -31,12 +33,14 @@ class HeadAttention {
     PagedAttention& attention;
     float* heads;
     const float* gates;
+    bool has_queries = true;
   };
 
   void norm_whole_rows(Team& team, const Run& run) const;
   void norm_heads(const Norm& norm, int64_t dim, float* values, int64_t first_head,
                   int64_t count) const;
   void write_heads(const Run& run, int64_t kv_head, const PagedAttention::PageRows& part) const;
+  void write_all(Team& team, const Run& run) const;
   void write_queries(const Run& run, int64_t kv_head, int64_t row, int64_t position) const;
   void write_key_value(const Run& run, int64_t kv_head, int64_t row, int64_t position,
                        const KvView& view) const;
@@ -46,7 +50,6 @@ class HeadAttention {
   const AttentionShape shape_;
   const RopeTable* rope_;  // null: no rotation
   const AttentionPlace place_;
-  int64_t window_;
   bool writes_cache_;  // else it reads the keys and values of an earlier layer
   bool values_are_keys_;
   Norm query_norm_, key_norm_, value_norm_;

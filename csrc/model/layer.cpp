@@ -86,6 +86,10 @@ void Layer::run(Team& team, Batch& batch) const {
   record(team, batch, "residual stream after the per-layer input", x, hidden, hidden);
 }
 
+void Layer::write_cache(Team& team, Batch& batch) const {
+  mixer_->run(team, batch, normed(batch, kNoNorm), Destination::kCache);
+}
+
 std::vector<const Block*> Layer::blocks() const {
   std::vector<const Block*> all{mixer_.get(), feed_forward_.get()};
   if (per_layer_ != nullptr) all.push_back(per_layer_.get());
@@ -97,24 +101,25 @@ CachePlan::CachePlan(const DecoderSpec& spec, std::span<const LayerWeights> laye
   // Layers with a window and layers without one need plans of their own, even with equal shapes.
   const auto kind_of = [&](const LayerWeights& layer) {
     const auto found = std::ranges::find_if(kinds, [&](const AttentionKind& kind) {
-      return kind.shape == layer.attention && (kind.longest_window > 0) == (layer.window > 0);
+      return kind.shape == layer.attention && kind.longest.is_causal == layer.is_causal &&
+             (kind.longest.window > 0) == (layer.window > 0);
     });
     if (found == kinds.end()) {
-      kinds.push_back({layer.attention, layer.window});
+      kinds.push_back({layer.attention, {layer.window, layer.is_causal}});
       return kinds.size() - 1;
     }
-    found->longest_window = std::max(found->longest_window, layer.window);
+    found->longest.window = std::max(found->longest.window, layer.window);
     return static_cast<size_t>(found - kinds.begin());
   };
   bool have_windows = true;
   for (const LayerWeights& layer : layers) {
     if (layer.is_recurrent()) {
-      places.push_back({0, states.layers++, kNoStrip});
+      places.push_back({0, states.layers++, {}});
       first_reader = std::ssize(places);
       continue;
     }
     const AttentionShape& shape = spec.attentions.at(static_cast<size_t>(layer.attention));
-    places.push_back({kind_of(layer), std::ssize(kv.layers), kNoStrip});
+    places.push_back({kind_of(layer), std::ssize(kv.layers), {layer.window, layer.is_causal}});
     if (layer.window == 0) {
       have_windows = false;
       places.back().first_strip = std::ssize(strip_heads);

@@ -30,6 +30,8 @@ class Layer {
         const BlockSetting& setting);
 
   void run(Team& team, Batch& batch) const;
+  // Only writes keys and values of the residual stream, without a norm, into the cache.
+  void write_cache(Team& team, Batch& batch) const;
 
   std::vector<const Block*> blocks() const;
   int64_t cache_words(std::span<const SequenceRows> sequences) const {

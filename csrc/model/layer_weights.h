@@ -108,10 +108,11 @@ struct LayerWeights {
   Vector sinks;                            // per head: a score whose value is zero
   std::vector<FeedForward> feed_forwards;  // one, or the experts of the mixture
   std::shared_ptr<Mixture> mixture;        // null: no experts
-  int64_t window = 0;  // positions that a row attends to, including its own; 0: all
-  int rope = 0;        // index into DecoderSpec::ropes; -1: none
-  int attention = 0;   // index into DecoderSpec::attentions
-  int kv_layer = -1;   // the earlier layer whose keys and values this one reads; -1: its own
+  int64_t window = 0;     // positions that a row attends to, including its own; 0: all
+  bool is_causal = true;  // else a row attends to the later rows of its forward too
+  int rope = 0;           // index into DecoderSpec::ropes; -1: none
+  int attention = 0;      // index into DecoderSpec::attentions
+  int kv_layer = -1;      // the earlier layer whose keys and values this one reads; -1: its own
   // A value is the last part of its key, before the norm of keys and the rotation.
   bool values_are_keys = false;
   PerLayerInput per_layer;

@@ -22,7 +22,7 @@ OutputHead::OutputHead(const DecoderWeights& weights, const Traits& traits)
       final_norm_(weights.final_norm),
       weight_(weights.head),
       partial_head_(std::make_shared<PartialHead>(traits.spec.vocabulary)),
-      is_target_(weights.entry == nullptr) {}
+      is_target_(weights.entry == nullptr && weights.context == nullptr) {}
 
 void OutputHead::draft_for(const OutputHead& target) {
   partial_head_ = target.partial_head_;

@@ -14,7 +14,8 @@ namespace specqd {
 
 class OutputHead {
  public:
-  // The output head of a draft head, whose weights have an entry, records nothing.
+  // The output head of a draft head or block drafter, whose weights have an entry or a context,
+  // records nothing.
   OutputHead(const DecoderWeights& weights, const Traits& traits);
 
   // Chooses the rows that drafts read. Exact forwards of a target record in it the tokens that they

@@ -35,12 +35,17 @@ void add_up_pages(const float* weights, int64_t count, float* sums) {
   }
 }
 
+// The position after the last one that a row attends to.
+int64_t visible_end(const SequenceRows& rows, int64_t position, Reach reach) {
+  return reach.is_causal ? position + 1 : rows.start + rows.count;
+}
+
 }  // namespace
 
-PagedAttention::PagedAttention(AttentionShape shape, int64_t longest_window, const Kernels& kernels,
+PagedAttention::PagedAttention(AttentionShape shape, Reach longest, const Kernels& kernels,
                                int threads, int64_t max_rows)
     : shape_(shape),
-      longest_window_(longest_window),
+      longest_(longest),
       kernels_(kernels),
       rows_at_once_(std::max<int64_t>(1, kRowsAtOnce / shape.group())),
       query_bytes_(kernels.exact_row_bytes(shape.key_tiles())),
@@ -57,7 +62,7 @@ void PagedAttention::plan(std::span<const SequenceRows> sequences,
                           std::span<const int32_t> weighed_rows) {
   sequences_.assign(sequences.begin(), sequences.end());
   weighed_rows_.clear();
-  if (longest_window_ == 0) {
+  if (longest_.window == 0) {
     weighed_rows_.assign(weighed_rows.begin(), weighed_rows.end());
     for (SequenceRows& rows : sequences_)
       if (rows.choice != nullptr) rows.start -= rows.choice->skipped_pages() * kPagePositions;
@@ -88,8 +93,8 @@ void PagedAttention::plan_passes(const SequenceRows& rows) {
   const int64_t parts = part_count_;
   const auto chunks_of = [&](int64_t first) {  // of the pass's rows from `first`
     const int64_t last = std::min(first + rows_at_once_, rows.count) - 1;
-    return std::pair(first_visible(rows.start + first, longest_window_) / kChunkPositions,
-                     (rows.start + last) / kChunkPositions + 1);
+    return std::pair(first_visible(rows.start + first, longest_.window) / kChunkPositions,
+                     (visible_end(rows, rows.start + last, longest_) - 1) / kChunkPositions + 1);
   };
   for (int64_t first = 0; first < rows.count; first += rows_at_once_) {
     const int64_t count = std::min(rows_at_once_, rows.count - first);
@@ -159,16 +164,18 @@ void PagedAttention::clear_after(const KvView& view, int64_t last) const {
 }
 
 PagedAttention::ItemRange PagedAttention::find_range(const KvCache& cache,
-                                                     const AttentionPlace& place, int64_t window,
+                                                     const AttentionPlace& place,
                                                      int64_t item) const {
   const int64_t kv_head = item / passes();
   const Pass& pass = passes_[static_cast<size_t>(item % passes())];
   const SequenceRows& rows = sequences_[static_cast<size_t>(pass.sequence)];
   const int64_t chunk = pass.chunk * kChunkPositions, first_position = rows.start + pass.first;
-  const int64_t seen = std::max(first_visible(first_position, window), chunk);
-  const int64_t end = std::min(first_position + pass.count, chunk + kChunkPositions);
+  const int64_t seen = std::max(first_visible(first_position, place.reach.window), chunk);
+  const int64_t last_position = first_position + pass.count - 1;
+  const int64_t end =
+      std::min(visible_end(rows, last_position, place.reach), chunk + kChunkPositions);
   const KvView all = cache.view(rows.sequence, place.cache_layer, kv_head);
-  const bool is_chosen = rows.choice != nullptr && place.first_strip >= 0;
+  const bool is_chosen = rows.choice != nullptr && place.first_strip != kNoStrip;
   return {pass,
           kv_head,
           is_chosen ? all.through(*rows.choice, place.first_strip + kv_head) : all,
@@ -187,21 +194,21 @@ const uint16_t* PagedAttention::values_at(const ItemRange& range, int64_t positi
          position % kPagePositions / kBlock * kTileWeights;
 }
 
-void PagedAttention::run(const KvCache& cache, const AttentionPlace& place, int64_t window,
-                         int64_t first, int64_t last, int thread) {
+void PagedAttention::run(const KvCache& cache, const AttentionPlace& place, int64_t first,
+                         int64_t last, int thread) {
   const int64_t threads = std::ssize(scores_);
   auto* const scores = reinterpret_cast<float*>(scores_[static_cast<size_t>(thread)].data());
   uint8_t* const weights = weights_[static_cast<size_t>(thread)].data();
   for (int64_t item = first; item < last; ++item) {
-    const ItemRange now = find_range(cache, place, window, item);
+    const ItemRange now = find_range(cache, place, item);
     if (!now.is_empty()) score(now, scores);
-    weigh(now, window, scores, weights);
+    weigh(now, place.reach, scores, weights);
     if (now.is_empty()) continue;
     const uint16_t* next = nullptr;
     // At `last` the thread's next item is not known: this is a guess.
     const int64_t following = item + 1 < last ? item + 1 : item + threads;
     if (following < passes() * shape_.kv_heads) {
-      const ItemRange after = find_range(cache, place, window, following);
+      const ItemRange after = find_range(cache, place, following);
       if (!after.is_empty()) next = keys_at(after, after.begin);
     }
     sum_values(now, weights, next);
@@ -230,9 +237,9 @@ void PagedAttention::score(const ItemRange& range, float* scores) {
 
 // Turns scores into prepared weights, and zeroes the sums for sum_values(). The sums of weights by
 // page come from the weights before they are prepared.
-void PagedAttention::weigh(const ItemRange& range, int64_t window, float* scores,
-                           uint8_t* weights) {
+void PagedAttention::weigh(const ItemRange& range, Reach reach, float* scores, uint8_t* weights) {
   const Pass& pass = range.pass;
+  const SequenceRows& rows = sequences_[static_cast<size_t>(pass.sequence)];
   const int64_t group = shape_.group(), count = std::max<int64_t>(range.end - range.begin, 0);
   const float scale = shape_.cap > 0.0f ? 1.0f : shape_.scale;  // soft_cap() scales too
   const int64_t first_row = sequences_[static_cast<size_t>(pass.sequence)].first_row + pass.first;
@@ -244,8 +251,8 @@ void PagedAttention::weigh(const ItemRange& range, int64_t window, float* scores
     std::memset(part_values(part, head), 0,
                 static_cast<size_t>(shape_.value_width()) * sizeof(float));
     if (count == 0) continue;
-    const int64_t from = std::max(first_visible(position, window), range.begin) - range.begin;
-    const int64_t to = std::min(position + 1, range.end) - range.begin;
+    const int64_t from = std::max(first_visible(position, reach.window), range.begin) - range.begin;
+    const int64_t to = std::min(visible_end(rows, position, reach), range.end) - range.begin;
     float* const row_scores = scores + i * kScoreStride;
     if (shape_.cap > 0.0f) kernels_.soft_cap(row_scores, count, shape_.scale, shape_.cap);
     sums = kernels_.softmax_part(row_scores, count, from, to, scale);

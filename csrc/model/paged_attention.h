@@ -1,4 +1,4 @@
-// Causal attention of many sequences' rows over paged keys and values, grouped by key-value head.
+// Attention of many sequences' rows over paged keys and values, grouped by key-value head.
 //
 // Scores and weighted sums are exact products (docs/exactness.md) over absolute chunks of 512
 // positions; chunks are merged in order. A pass skips blocks of 32 positions that none of its rows
@@ -28,23 +28,32 @@ struct SequenceRows {
   const PageChoice* choice = nullptr;  // null: they attend to all pages
 };
 
-// What layers have in common whose attention is planned together: the index of their shape, and
-// whether they have windows.
+// The positions to which the rows of a layer attend: the last `window` up to their own (0: all),
+// and those of the later rows of their sequence in the forward unless the layer is causal.
+struct Reach {
+  int64_t window = 0;
+  bool is_causal = true;
+};
+
+// What layers have in common whose attention is planned together: the index of their shape, whether
+// they have windows, and whether they are causal.
 struct AttentionKind {
   int64_t shape;
-  int64_t longest_window;  // 0: a layer attends to all earlier positions
+  Reach longest;  // includes the reach of each layer
 };
+
+constexpr int64_t kNoStrip = -1;
 
 // The place of a layer among the others. A strip is a key-value head of a layer without a window.
 struct AttentionPlace {
   size_t kind;          // index of its AttentionKind
   int64_t cache_layer;  // index among the layers of the KV cache
-  int64_t first_strip;  // of its key-value heads; kNoStrip: it has a window
+  Reach reach;
+  int64_t first_strip = kNoStrip;  // of its key-value heads; kNoStrip: it has a window
 };
 
 constexpr int64_t kLargestHeadDim = 1024;
 constexpr int32_t kNotWeighed = -1;
-constexpr int64_t kNoStrip = -1;
 
 struct AttentionShape {
   int64_t heads, kv_heads;
@@ -62,8 +71,8 @@ struct AttentionShape {
 
 class PagedAttention {
  public:
-  // `longest_window`: of the layers; 0: they attend to all earlier positions.
-  PagedAttention(AttentionShape shape, int64_t longest_window, const Kernels& kernels, int threads,
+  // `longest` includes the reach of each layer of the kind.
+  PagedAttention(AttentionShape shape, Reach longest, const Kernels& kernels, int threads,
                  int64_t max_rows);
 
   const AttentionShape& shape() const { return shape_; }
@@ -95,9 +104,9 @@ class PagedAttention {
   // The passes of key-value head h are the items [h * passes, (h + 1) * passes). Passes of one
   // chunk are consecutive, so that its keys and values stay in the CPU's cache.
   int64_t passes() const { return static_cast<int64_t>(passes_.size()); }
-  // Runs items [first, last) of a layer with this window.
-  void run(const KvCache& cache, const AttentionPlace& place, int64_t window, int64_t first,
-           int64_t last, int thread);
+  // Runs items [first, last) of a layer.
+  void run(const KvCache& cache, const AttentionPlace& place, int64_t first, int64_t last,
+           int thread);
   // Writes attention's output of a row's head, [value_dim]; all passes of the head must have run.
   // `sinks` (BF16, by head; may be empty) are scores whose value is zero. If the row weighs pages,
   // also writes the head's softmax weights by page; pages after the row's own get zeros.
@@ -136,16 +145,15 @@ class PagedAttention {
   int64_t query_index(int64_t row, int64_t head) const;
   size_t part_index(int64_t part, int64_t head) const;
   float* part_values(int64_t part, int64_t head);
-  ItemRange find_range(const KvCache& cache, const AttentionPlace& place, int64_t window,
-                       int64_t item) const;
+  ItemRange find_range(const KvCache& cache, const AttentionPlace& place, int64_t item) const;
   const uint16_t* keys_at(const ItemRange& range, int64_t position) const;
   const uint16_t* values_at(const ItemRange& range, int64_t position) const;
   void score(const ItemRange& range, float* scores);
-  void weigh(const ItemRange& range, int64_t window, float* scores, uint8_t* weights);
+  void weigh(const ItemRange& range, Reach reach, float* scores, uint8_t* weights);
   void sum_values(const ItemRange& range, const uint8_t* weights, const uint16_t* next);
 
   AttentionShape shape_;
-  int64_t longest_window_;
+  Reach longest_;
   const Kernels& kernels_;
   int64_t rows_at_once_;  // rows per pass, so that its scores stay in the CPU's cache
   size_t query_bytes_, weight_bytes_;

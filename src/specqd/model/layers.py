@@ -97,6 +97,7 @@ class LayerReader:
             feed_forwards=feed_forwards,
             mixture=mixture,
             window=c.windows[index],
+            is_causal=c.causal[index] if c.causal else True,
             rope=-1 if rotation is None else c.distinct_rotations.index(rotation),
             attention=c.distinct_heads.index((attention.num_kv_heads, attention.head_dim)),
             kv_layer=-1 if attention.kv_layer is None else attention.kv_layer,
