@@ -5,7 +5,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -31,14 +30,6 @@ class DrafterUse : public Exclusive {
     for (const DraftRequest& request : requests) take(request.sequence.get());
   }
 };
-
-Level::Clock clock_of(nb::handle clock) {
-  if (!clock.is_none()) return [clock] { return nb::cast<double>(clock()); };
-  return [] {
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    return std::chrono::duration<double>(now).count();
-  };
-}
 
 using DrafterPart = Part<Drafter, PythonDrafter>;
 

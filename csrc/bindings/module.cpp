@@ -45,6 +45,7 @@ void bind_policy(nb::module_& m, nb::module_& testing);
 void bind_kernels(nb::module_& m);
 void bind_machine(nb::module_& m, nb::module_& testing);
 void bind_levels(nb::module_& m);
+void bind_blocks(nb::module_& m);
 void bind_ngram(nb::module_& m);
 void bind_sampling(nb::module_& m);
 void bind_sequence(nb::module_& m);
@@ -364,6 +365,7 @@ NB_MODULE(_native, m) {
   specqd::bind_sequence(m);
   specqd::bind_heads(m);
   specqd::bind_levels(m);
+  specqd::bind_blocks(m);
   specqd::bind_kernels(m);
   specqd::bind_testing(testing);
   specqd::bind_ngram(testing);

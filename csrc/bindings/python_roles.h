@@ -8,6 +8,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -29,6 +30,15 @@ inline void check_proposal(const Proposal& proposal) {
       (!proposal.depths.empty() && proposal.depths.size() != count))
     throw std::invalid_argument(
         "a proposal needs a confidence for each token, and a depth for each token or none");
+}
+
+// A clock in Python, which the caller keeps alive; by default the system's.
+inline Level::Clock clock_of(nb::handle clock) {
+  if (!clock.is_none()) return [clock] { return nb::cast<double>(clock()); };
+  return [] {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration<double>(now).count();
+  };
 }
 
 // PythonDrafter and PythonModel do not own their object; the holder of the role keeps it alive.

@@ -9,7 +9,7 @@ AREAS = {
     "text": "calibration channels chat_template stops template_process text_parts tokenizer*",
     "hub": "cached_models disk_faults hub* small_*",
     "model": (
-        "calibration context decoder exactness experts find_wrong_bit fp4 gemma4 "
+        "calibration context decoder dflash* exactness experts find_wrong_bit fp4 gemma4 "
         "gguf_recurrent goldens head* kv_* latent mtp* native_structs pack* partial_head "
         "prompt_cache prompt_files prompt_store real_models recurrent* rope stages taps tensors"
     ),
@@ -17,12 +17,10 @@ AREAS = {
     "runtime": "numa pool stages threads topology",
     "weights": "draft_formats error_feedback fp4 pack*",
     "decode": (
-        "context draft_pages head head_grammars heads level* noise sample_token sampling "
-        "shared_cache taps"
+        "context dflash head head_grammars heads level* noise sample_token sampling shared_cache "
+        "taps"
     ),
-    "draft": (
-        "agreement chains draft_lengths draft_pages level* ngram* partial_head policy suggestion"
-    ),
+    "draft": "agreement chains dflash draft_lengths level* ngram* partial_head policy suggestion",
     "engine": (
         "context exactness explain preemption prompt_[lp]* prompts reports scheduler scoring "
         "server_engine shared_cache threads turns"

@@ -294,7 +294,7 @@ class Mixture:
 class LayerWeights:
     """The weights and traits of one layer."""
 
-    def __init__(self, *, attention_norm: Norm | None, attention_post_norm: Norm | None, feed_forward_norm: Norm | None, feed_forward_post_norm: Norm | None, query_norm: Norm | None, key_norm: Norm | None, value_norm: Norm | None, query_key_value: PackedWeight, output: PackedWeight, query_key_value_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, output_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, sinks: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, feed_forwards: _Sequence[FeedForward], mixture: Mixture | None, window: int, rope: int, attention: int, kv_layer: int, values_are_keys: bool, per_layer: PerLayerInput | None, output_scale: float, convolution: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, convolution_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, delta: DeltaWeights | None, latent: LatentWeights | None) -> None: ...
+    def __init__(self, *, attention_norm: Norm | None, attention_post_norm: Norm | None, feed_forward_norm: Norm | None, feed_forward_post_norm: Norm | None, query_norm: Norm | None, key_norm: Norm | None, value_norm: Norm | None, query_key_value: PackedWeight, output: PackedWeight, query_key_value_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, output_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, sinks: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, feed_forwards: _Sequence[FeedForward], mixture: Mixture | None, window: int, is_causal: bool, rope: int, attention: int, kv_layer: int, values_are_keys: bool, per_layer: PerLayerInput | None, output_scale: float, convolution: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, convolution_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, delta: DeltaWeights | None, latent: LatentWeights | None) -> None: ...
 
 class AttentionShape:
     """The heads of attention, and the scale and soft cap of their scores."""
@@ -335,8 +335,13 @@ class HeadEntry:
 
     def __init__(self, *, fc: PackedWeight | None, features_norm: Norm | None, tap_norms: _Sequence[Norm], embedding_norm: Norm, hidden_norm: Norm, embedding: PackedWeight | None, keeps_normed: bool, recycles_normed: bool, projection: PackedWeight | None, hidden_first: bool, blanks_first: bool) -> None: ...
 
+class ContextEntry:
+    """The entry of a block drafter's context: features of positions."""
+
+    def __init__(self, *, fc: PackedWeight, norm: Norm, embedding: PackedWeight | None) -> None: ...
+
 class Decoder:
-    def __init__(self, *, pool: Pool, isa: str, spec: DecoderSpec, layers: _Sequence[LayerWeights], final_norm: Norm, head: PackedWeight, embedding: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), device='cpu', writable=False)] | None, per_layer: PerLayerEmbedding | None = None, max_rows: int, entry: HeadEntry | None = None) -> None: ...
+    def __init__(self, *, pool: Pool, isa: str, spec: DecoderSpec, layers: _Sequence[LayerWeights], final_norm: Norm, head: PackedWeight, embedding: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), device='cpu', writable=False)] | None, per_layer: PerLayerEmbedding | None = None, max_rows: int, entry: HeadEntry | None = None, context: ContextEntry | None = None) -> None: ...
 
     @property
     def max_rows(self) -> int: ...
@@ -917,6 +922,63 @@ class Level(Drafter):
         """
         Returns the seconds that a token takes in a batch of `count` sequences.
         """
+
+class BlockForward(DecoderForward):
+    """
+    Forwards a block drafter, which reads features of the model `above`. The first row of a
+    block is the newest token, the others are the token `mask`; there are at most `block`.
+
+    `boundaries` and `ids` are those of HeadForward.
+    """
+
+    def __init__(self, decoder: Decoder, cache: KvCache, is_draft: bool, above: ModelForward, boundaries: _Sequence[int], ids: _Sequence[int], block: int, mask: int) -> None: ...
+
+    @property
+    def block(self) -> int:
+        """The most rows of a block."""
+
+    def readiness(self, sequence: Sequence) -> tuple[bool, int, int, int]:
+        """
+        Returns (is_ready, first, length, pending) of a sequence's context, as context() found
+        it: whether it reaches the newest token, the positions [first, length) that it holds,
+        and the number of known features that it lacks.
+        """
+
+    def block_rows(self, sequence: Sequence, count: int) -> Rows:
+        """Returns a block of `count` rows; all but the first get logits."""
+
+    def logits(self) -> NDArray[numpy.float32]:
+        """
+        Returns a copy of the last forward's logits, [rows, vocabulary], ordered by the target's
+        ids.
+        """
+
+class BlockDrafter(Drafter):
+    """
+    Drafts blocks of tokens, each in one forward of a BlockForward.
+
+    `length` fixes the length of its proposals; None lets costs and acceptance decide.
+    """
+
+    def __init__(self, model: BlockForward, *, length: int | None = None, name: str, clock: Callable[[], float] | None = None) -> None: ...
+
+    @property
+    def model(self) -> Any: ...
+
+    @property
+    def length(self) -> int | None: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def stats(self) -> LevelStats: ...
+
+    @property
+    def levels(self) -> tuple[Any, ...]: ...
+
+    def measure(self) -> None:
+        """Measures forwards, so that the first request is drafted well."""
 
 class Packed:
     @property

@@ -20,10 +20,10 @@ from time import perf_counter
 from typing import Any
 
 from specqd import _native
-from specqd._native import Level
+from specqd._native import BlockDrafter, Level
 from specqd.bench.rounds import Interval, bandwidths, quotients, turns
 from specqd.engine.generation import GenerationRequest
-from specqd.engine.reports import LevelReport, Stats
+from specqd.engine.reports import LevelReport, Stats, models_of
 from specqd.errors import LoadedFormatError, RequestError, SpecqdError, SpecqdWarning
 from specqd.llm import LLM
 from specqd.llm.draft_words import draft_format, parse_chain
@@ -45,8 +45,8 @@ class Arm:
     llm: LLM
 
     @property
-    def levels(self) -> list[Level]:
-        return [level for level in self.llm.engine.level.levels if isinstance(level, Level)]
+    def levels(self) -> list[Level | BlockDrafter]:
+        return models_of(self.llm.engine.level)
 
 
 @dataclass(frozen=True, slots=True)

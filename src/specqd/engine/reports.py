@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from itertools import zip_longest
 from typing import Any, TypeVar
 
-from specqd._native import LONGEST_PROPOSAL, Level, NoDraft
+from specqd._native import LONGEST_PROPOSAL, BlockDrafter, Level, NoDraft
 from specqd.engine.engine import Engine
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class LevelReport:
     token_value_seconds: float  # value of one more accepted token, summed over these times
 
     @classmethod
-    def of(cls, level: Level) -> "LevelReport":
+    def of(cls, level: Level | BlockDrafter) -> "LevelReport":
         """Counts since the level was made."""
         counted = level.stats
         names = [each.name for each in fields(cls)[4:]]
@@ -136,8 +136,7 @@ class Stats:
     def of(cls, engine: Engine) -> "Stats":
         """Counts since the engine was made."""
         counts: dict[str, Any] = asdict(engine.stats)
-        levels = (level for level in engine.level.levels if isinstance(level, Level))
-        reports = tuple(LevelReport.of(level) for level in levels)
+        reports = tuple(LevelReport.of(level) for level in models_of(engine.level))
         return cls(**counts, levels=reports, chain=chain_of(engine.level))
 
     def __repr__(self) -> str:
@@ -173,6 +172,11 @@ class Progress:
         """The members of its JSON object."""
         levels = [_named(level, _PROGRESS) for level in self.levels]
         return {"seconds": self.seconds, "is_shared": self.is_shared, "levels": levels}
+
+
+def models_of(level: Level) -> list[Level | BlockDrafter]:
+    """The members of a chain that run forwards of a model, outermost first."""
+    return [each for each in level.levels if isinstance(each, (Level, BlockDrafter))]
 
 
 def chain_of(level: Level) -> tuple[str, ...]:

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from specqd import _native
-from specqd._native import DraftChoice, Level, NgramDrafter, NoDraft
+from specqd._native import BlockDrafter, DraftChoice, Level, NgramDrafter, NoDraft
 from specqd.config import read_config
 from specqd.engine.roles import Drafter
 from specqd.errors import HubError, LoadedFormatError, RequestError, TokenizerError
 from specqd.formats.fp4 import DraftFormat
 from specqd.hub import model_name, real_path, resolve
 from specqd.llm.draft_words import KNOWN, DraftSpec, members_of, refused
+from specqd.model.dflash import BlockFiles, BlockHead, load_block_drafter, open_head
 from specqd.model.heads import Head, HeadFiles, load_head
 from specqd.model.loader import Progress
 from specqd.model.model import Model, Precision
@@ -90,7 +91,7 @@ class Drafts:
             MtpFiles.open(above, read_config(above))
             return
         directory = _resolve(spec)
-        HeadFiles.open(directory, read_config(above))
+        open_head(directory, read_config(above))
         self._directories[spec.source] = directory
 
     def overall(self, specs: Sequence[DraftSpec], progress: Progress | None) -> Progress | None:
@@ -175,24 +176,28 @@ class Drafts:
             model, self._below(model, name, inner, building), length=spec.length, name=name
         )
 
-    def _head(self, above: Model, above_name: str, spec: DraftSpec, building: "_Building") -> Level:
-        """The level of a draft head, which reads features of the level above."""
+    def _head(
+        self, above: Model, above_name: str, spec: DraftSpec, building: "_Building"
+    ) -> Level | BlockDrafter:
+        """The level or drafter of a draft head, which reads features of the level above."""
         model = next(d for (d, _), m in self._models.items() if m.decoder is above.decoder)
-        directory = model if spec.kind == "mtp" else self._directories[spec.source]
-        key = directory, spec.format or DraftFormat.FP4, above.decoder
-        files: HeadFiles | MtpFiles
+        files: HeadFiles | BlockFiles | MtpFiles
         if spec.kind == "mtp":
-            files = MtpFiles.open(directory, above.config)
+            directory, files = model, MtpFiles.open(model, above.config)
             name = "mtp" if model == self._target[0] else f"{model_name(model)}:mtp"
-            if key not in self._heads:
-                self._heads[key] = load_mtp(files, above, spec.format)
         else:
-            files, name = HeadFiles.open(directory, above.config), f"head:{directory.name}"
-            if key not in self._heads:
-                self._heads[key] = load_head(files, above, spec.format, building.progress)
+            directory = self._directories[spec.source]
+            files, name = open_head(directory, above.config), f"head:{directory.name}"
+        key = directory, spec.format or DraftFormat.FP4, above.decoder
+        if key not in self._heads:
+            self._heads[key] = _load_head(files, above, spec, building.progress)
+        name = building.name(name, above_name)
+        if isinstance(files, BlockFiles):
+            blocks = BlockHead(files, self._heads[key], above, spec.precision)
+            blocks.draft_for(self._models[self._target])
+            return BlockDrafter(blocks, length=spec.length, name=name)
         head = Head(files, self._heads[key], above, spec.precision)
         head.draft_for(self._models[self._target])
-        name = building.name(name, above_name)
         return Level(head, NoDraft(), length=spec.length, name=name)
 
     def _model(
@@ -252,6 +257,19 @@ class _Building:
         own = f"{name} below {above}" if name in self.names else name
         self.names.add(own)
         return own
+
+
+def _load_head(
+    files: HeadFiles | BlockFiles | MtpFiles,
+    above: Model,
+    spec: DraftSpec,
+    progress: Progress | None,
+) -> _native.Decoder:
+    if isinstance(files, MtpFiles):
+        return load_mtp(files, above, spec.format)
+    if isinstance(files, BlockFiles):
+        return load_block_drafter(files, above, spec.format, progress)
+    return load_head(files, above, spec.format, progress)
 
 
 def _resolve(spec: DraftSpec) -> Path:

@@ -26,7 +26,7 @@ from specqd.model.model import Model, Precision
 
 MAX_ROWS = 128  # of one forward; longer prompts take several
 _LAYERS = ("midlayer.", "layers.0.")  # SpecForge's and AngelSlim's; NVIDIA's and speculators'
-_IDS = {"d2t", "t2d"}  # t2d follows from d2t
+TOKEN_MAPS = {"d2t", "t2d"}  # t2d follows from d2t
 _NAMES = TensorNames(attention_norm=None)  # of the layer: attention reads normed pairs
 _UNMEASURED = MeasuredInputs([LayerInputs()], per_layer=None, head=None)  # inputs count the same
 
@@ -63,11 +63,11 @@ class HeadFiles:
         tensors = TensorDirectory.open(directory)
         at = _layer_at(tensors)
         layer = _layer_config(tensors, at, config, target)
-        files = cls(config, tensors, at, layer, target, _read_ids(tensors, target.vocab_size))
-        known = tensors_read(tensors, lambda loader: _read(loader, files)) | _IDS
+        files = cls(config, tensors, at, layer, target, read_ids(tensors, target.vocab_size))
+        known = tensors_read(tensors, lambda loader: _read(loader, files)) | TOKEN_MAPS
         for name in tensors:
             if name not in known:
-                raise _wrong(tensors, f"tensor {shown(name)}, which no known head has")
+                raise wrong(tensors, f"tensor {shown(name)}, which no known head has")
         return files
 
     @property
@@ -81,7 +81,7 @@ class HeadFiles:
 def _layer_at(tensors: TensorDirectory) -> str:
     """The prefix of the layer's names. Raises TensorError unless this is an EAGLE-3 head."""
     if "mask_hidden" in tensors:
-        raise _wrong(tensors, "mask_hidden: heads that draft all depths at once (P-EAGLE)")
+        raise wrong(tensors, "mask_hidden: heads that draft all depths at once (P-EAGLE)")
     layer = next((each for each in _LAYERS if f"{each}hidden_norm.weight" in tensors), None)
     if layer is None or "fc.weight" not in tensors:
         raise TensorError(
@@ -90,7 +90,7 @@ def _layer_at(tensors: TensorDirectory) -> str:
         )
     for name in tensors:
         if name.startswith("layers.") and not name.startswith("layers.0."):
-            raise _wrong(tensors, f"{shown(name)}: heads of several layers")
+            raise wrong(tensors, f"{shown(name)}: heads of several layers")
     return layer
 
 
@@ -99,7 +99,10 @@ def _layer_config(
 ) -> DecoderConfig:
     """A model of the head's layer alone; the target's output head keeps its own scale and cap."""
     is_shared, gate = "lm_head.weight" not in tensors, f"{at}mlp.gate_proj.weight"
-    hidden, inner = _width(tensors, len(config.taps), target.hidden_size), _shape(tensors, gate)[0]
+    hidden, inner = (
+        width_of(tensors, len(config.taps), target.hidden_size),
+        shape_of(tensors, gate)[0],
+    )
     _check_stated(config, "hidden_size", "fc.weight", hidden)
     _check_stated(config, "intermediate_size", gate, inner)
     return DecoderConfig(
@@ -110,7 +113,7 @@ def _layer_config(
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=_head_dim(tensors, at, config),
-        vocab_size=target.vocab_size if is_shared else _shape(tensors, "lm_head.weight")[0],
+        vocab_size=target.vocab_size if is_shared else shape_of(tensors, "lm_head.weight")[0],
         max_positions=target.max_positions,
         norm_eps=config.norm_eps,
         ropes=(config.rope,),
@@ -138,18 +141,18 @@ def _check_stated(config: HeadConfig, name: str, tensor: str, rows: int) -> None
         )
 
 
-def _width(tensors: TensorDirectory, taps: int, target: int) -> int:
+def width_of(tensors: TensorDirectory, taps: int, target: int) -> int:
     """The head's hidden size, which may differ from the target's. Raises TensorError."""
-    hidden, columns = _shape(tensors, "fc.weight")
+    hidden, columns = shape_of(tensors, "fc.weight")
     if columns != taps * target:
-        raise _wrong(
+        raise wrong(
             tensors,
             f"fc.weight has {columns} columns and reads {taps} residuals of the model's width, "
             f"{target}",
         )
     for name in () if hidden == target else ("embed_tokens.weight", "lm_head.weight"):
         if name not in tensors:
-            raise _wrong(
+            raise wrong(
                 tensors,
                 f"{name} is missing, and the head's width {hidden} is not the model's {target}",
             )
@@ -157,18 +160,18 @@ def _width(tensors: TensorDirectory, taps: int, target: int) -> int:
 
 
 def _head_dim(tensors: TensorDirectory, at: str, config: HeadConfig) -> int:
-    queries, _ = _shape(tensors, f"{at}self_attn.q_proj.weight")
+    queries, _ = shape_of(tensors, f"{at}self_attn.q_proj.weight")
     head_dim = config.head_dim or queries // config.num_heads
     if head_dim * config.num_heads != queries or head_dim % 2 or not 0 < head_dim <= 1024:
-        raise _wrong(tensors, f"{queries} rows of q_proj do not fit {config.num_heads} heads")
+        raise wrong(tensors, f"{queries} rows of q_proj do not fit {config.num_heads} heads")
     return head_dim
 
 
-def _wrong(tensors: TensorDirectory, problem: str) -> TensorError:
+def wrong(tensors: TensorDirectory, problem: str) -> TensorError:
     return TensorError(f"{tensors.path}: not supported: {problem}; use another head")
 
 
-def _shape(tensors: TensorDirectory, name: str) -> tuple[int, int]:
+def shape_of(tensors: TensorDirectory, name: str) -> tuple[int, int]:
     """The numbers of rows and columns of a matrix. Raises TensorError if there is none."""
     view = tensors.get(name)
     if view is None or len(view.shape) != 2 or 0 in view.shape:
@@ -176,20 +179,20 @@ def _shape(tensors: TensorDirectory, name: str) -> tuple[int, int]:
     return view.shape[0], view.shape[1]
 
 
-def _read_ids(tensors: TensorDirectory, vocabulary: int) -> tuple[int, ...]:
+def read_ids(tensors: TensorDirectory, vocabulary: int) -> tuple[int, ...]:
     """The target's ids of the head's tokens: i + d2t[i]. Raises TensorError."""
-    rows = _shape(tensors, "lm_head.weight")[0] if "lm_head.weight" in tensors else vocabulary
+    rows = shape_of(tensors, "lm_head.weight")[0] if "lm_head.weight" in tensors else vocabulary
     view = tensors.get("d2t")
     if view is None:
         if rows != vocabulary:
-            raise _wrong(
+            raise wrong(
                 tensors,
                 f"lm_head.weight has {rows} rows, the model has {vocabulary} tokens, and d2t is "
                 "missing",
             )
         return ()
     if view.dtype not in ("I64", "I32") or view.shape != (rows,):
-        raise _wrong(
+        raise wrong(
             tensors, f"d2t is {view.dtype} {list(view.shape)}, where I64 [{rows}] is expected"
         )
     offsets: NDArray[np.int64] = view.data.astype(np.int64)
@@ -199,7 +202,7 @@ def _read_ids(tensors: TensorDirectory, vocabulary: int) -> tuple[int, ...]:
     if not bad.size:
         bad = np.flatnonzero(np.diff(ids) <= 0) + 1
     if bad.size:
-        raise _wrong(
+        raise wrong(
             tensors,
             f"d2t[{bad[0]}] is {offsets[bad[0]]}; ids must ascend and be below {vocabulary}",
         )

@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from specqd._native import Level
 from specqd.engine.engine import Engine
-from specqd.engine.reports import LevelReport
+from specqd.engine.reports import LevelReport, models_of
 from specqd.model.bandwidth import MEGABYTE, measure
 
 _LARGEST_WORKING_SET = 512 * MEGABYTE  # caches hold almost nothing of this size or a larger one
@@ -20,7 +19,7 @@ def measure_limits(engine: Engine) -> dict[str, float]:
 
     Uses all cores for less than 0.5 s. Omits levels whose size does not fit into free memory.
     """
-    levels = [each for each in engine.level.levels if isinstance(each, Level)]
+    levels = models_of(engine.level)
     sizes = {
         level.name: min(level.model.bytes_per_forward, _LARGEST_WORKING_SET) for level in levels
     }

@@ -1,0 +1,167 @@
+"""The configuration of a DFlash drafter (arXiv 2602.06036): layers, block, what it reads.
+
+Fields as z-lab and vLLM's speculators write them. Knows no weights.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from specqd.config.decoder import (
+    DecoderConfig,
+    layer_count,
+    read_decoder,
+    read_layer_types,
+    windows_of,
+)
+from specqd.config.fields import Fields
+from specqd.config.rope import rope_fields
+from specqd.errors import ConfigError, SpecqdError, shown
+
+MOST_BLOCK = 64  # rows of a block
+_DSPARK = "its rows predict the token after their own place, with a chain over them (DSpark)"
+_ARCHITECTURES = {  # refused, by the beginning of the name, and why
+    "DFlash2": "it has convolutions and a selector of candidates (DFlash2)",
+    "DSpark": _DSPARK,
+    "Domino": "it is a Domino drafter",
+    "Laguna": "it has gated attention (Laguna)",
+}
+_TARGET_IDS, _BOUNDARIES = "target_layer_ids", "aux_hidden_state_layer_ids"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockConfig:
+    """A drafter of blocks.
+
+    `taps` are boundaries of the target's layers, in the order of fc's columns: b is the input of
+    layer b. `block` is the number of rows with which the drafter was trained, that of the newest
+    token included. `mask` is the token id of the other rows. `layers` is a decoder of the drafter's
+    layers, with the vocabulary of the target; the tensors say which biases and norms it has.
+    """
+
+    path: Path
+    taps: tuple[int, ...]
+    block: int
+    mask: int
+    layers: DecoderConfig
+
+
+def read_block_config(directory: Path, target: DecoderConfig) -> BlockConfig:
+    """Reads `config.json` of a drafter for that target; raises ConfigError."""
+    fields = Fields.read(directory / "config.json")
+    own = fields.part("dflash_config")
+    _refuse_others(fields, own, directory)
+    inner = "transformer_layer_config"
+    layer = fields.part(inner) if fields.object(inner) is not None else fields
+    layers = _read_layers(layer, fields, own, target)
+    mask = _holder(fields, own, "mask_token_id")
+    return BlockConfig(
+        path=directory,
+        taps=_read_taps(fields, own, target.num_layers, layers.num_layers),
+        block=_holder(fields, own, "block_size").integer("block_size", least=2, most=MOST_BLOCK),
+        mask=_read_mask(mask, target.vocab_size),
+        layers=layers,
+    )
+
+
+def _holder(fields: Fields, own: Fields, name: str) -> Fields:
+    """The object that states a field: `dflash_config`, or the one around it."""
+    return fields if own.get(name) is None else own
+
+
+def _refuse_others(fields: Fields, own: Fields, directory: Path) -> None:
+    names = fields.get("architectures")
+    for name in names if isinstance(names, list) else []:
+        for beginning, why in _ARCHITECTURES.items():
+            if isinstance(name, str) and name.startswith(beginning):
+                raise ConfigError(f"{fields.path}: {shown(name)} is not supported: {why}")
+    for holder in (fields, own):
+        if holder.flag("sample_from_anchor"):
+            raise holder.error("sample_from_anchor", f"is not supported: {_DSPARK}")
+        for name in ("quantization_config", "compression_config"):
+            if holder.get(name) is not None:
+                raise holder.error(name, "is not supported; use the drafter in BF16")
+    if (directory / "mask_embedding.pt").exists():
+        raise ConfigError(
+            f"{directory}: not supported: mask_embedding.pt, an embedding of masks of its own; use "
+            "another drafter"
+        )
+
+
+def _read_mask(holder: Fields, vocabulary: int) -> int:
+    mask = holder.integer("mask_token_id", least=0)
+    if mask >= vocabulary:
+        raise holder.error(
+            "mask_token_id",
+            f"is {mask}, and the model's embedding has {vocabulary} rows; the drafter belongs to "
+            "another model",
+        )
+    return mask
+
+
+def _read_layers(
+    layer: Fields, fields: Fields, own: Fields, target: DecoderConfig
+) -> DecoderConfig:
+    if rope_fields(layer).get("mrope_section") is not None:
+        raise rope_fields(layer).error("mrope_section", "is not supported; use another drafter")
+    kinds = read_layer_types(layer) or ["full_attention"] * layer_count(layer)
+    window = layer.integer("sliding_window", 0, least=0)
+    windows = windows_of(
+        layer, ["full_attention" if k == "attention" else k for k in kinds], window
+    )
+    is_causal = _holder(fields, own, "causal").flag("causal", fields.flag("is_causal", True))
+    read = read_decoder(
+        layer.with_values(vocab_size=target.vocab_size, bos_token_id=None, eos_token_id=None),
+        max_positions=target.max_positions,
+        windows=windows,
+    )
+    cap = own.optional_number("final_logit_softcapping", 1e-30, 1e30)
+    return replace(
+        read,
+        model_type="dflash",
+        max_positions=target.max_positions,
+        qkv_bias=False,
+        output_bias=False,
+        tied_embeddings=False,
+        causal=tuple(window > 0 and is_causal for window in windows),
+        embedding_scale=own.positive("input_embedding_scale", 1.0),
+        logit_scale=own.positive("output_multiplier", 1.0),
+        logit_softcap=cap,
+    )
+
+
+def _read_taps(fields: Fields, own: Fields, layers: int, own_layers: int) -> tuple[int, ...]:
+    """The boundaries whose values make a feature. `target_layer_ids` are layers whose outputs are
+    read, speculators' `aux_hidden_state_layer_ids` are boundaries."""
+    stated = fields.get("num_target_layers")
+    if stated is not None and fields.integer("num_target_layers") != layers:
+        raise fields.error(
+            "num_target_layers",
+            f"is {stated}, and the model has {layers} layers; the drafter belongs to another model",
+        )
+    name = _BOUNDARIES if fields.get(_BOUNDARIES) is not None else _TARGET_IDS
+    holder = _holder(fields, own, name)
+    ids = holder.get(name)
+    if ids is None:
+        return tuple(each + 1 for each in _spread(layers, own_layers))
+    if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
+        raise holder.wrong(name, "a list of layers' numbers")
+    taps = tuple(i + (name == _TARGET_IDS) for i in ids)
+    if len({*taps}) < len(taps) or min(taps) < 0 or max(taps) > layers:
+        raise _wrong_taps(holder, name, taps, layers)
+    return taps
+
+
+def _wrong_taps(holder: Fields, name: str, taps: tuple[int, ...], layers: int) -> SpecqdError:
+    return holder.error(
+        name,
+        f"gives the boundaries {shown(list(taps))}; different ones from 0 to {layers}, the model's "
+        "number of layers, are needed",
+    )
+
+
+def _spread(layers: int, count: int) -> list[int]:
+    """Layers from 1 to N - 3 at equal distances; a single one is in the middle."""
+    if count == 1:
+        return [layers // 2]
+    first, last = 1, max(layers - 3, 1)
+    return [round(first + i * (last - first) / (count - 1)) for i in range(count)]
