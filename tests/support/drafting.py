@@ -12,7 +12,8 @@ from specqd.model.model import Model, Precision
 from specqd.text.tokenizer import Tokenizer
 from support.subjects import CORPUS, Subject
 
-# A chain's words, the outermost first; SMALL, HEAD and CORPUS stand for directories and a file.
+# A chain's words, the outermost first; SMALL, HEAD, BLOCKS and CORPUS stand for directories and a
+# file.
 CHAINS = (
     "ngram",
     "SMALL:bf16:k=3",
@@ -26,7 +27,12 @@ CHAINS = (
     "fp4:k=8+SMALL:k=4+ngram:CORPUS:k=3",
     "fp4:k=12:context=320+SMALL:bf16:k=8+SMALL:k=4:context=192+ngram:CORPUS:k=2",
 )
-HEADS = ("head:HEAD:k=3", "fp4:k=5+head:HEAD:bf16:k=2")
+HEADS = (
+    "head:HEAD:k=3",
+    "fp4:k=5+head:HEAD:bf16:k=2",
+    "head:BLOCKS:k=5",
+    "fp4:k=6+head:BLOCKS:bf16",
+)
 LENGTHS = (*range(1, 9), 40)  # the last one is longer than a chunk of recurrent layers
 DRAFTS = (
     *("none", *(f"fp4:k={k}" for k in LENGTHS), "fp4", "fp4:k=16:context=192"),
@@ -88,8 +94,13 @@ def level_of(
     subject: Subject, model: Model, draft: str, drafts: Drafts, whims: random.Random | None = None
 ) -> Level:
     """The chain of levels that a cell's `draft` names; with whims, stopped at random."""
-    files = {"SMALL": str(subject.small), "HEAD": str(subject.head), "CORPUS": str(CORPUS)}
-    words = [re.sub("SMALL|HEAD|CORPUS", lambda m: files[m[0]], word) for word in draft.split("+")]
+    files = {
+        "SMALL": str(subject.small),
+        "HEAD": str(subject.head),
+        "BLOCKS": str(subject.blocks),
+        "CORPUS": str(CORPUS),
+    }
+    words = [re.sub("|".join(files), lambda m: files[m[0]], word) for word in draft.split("+")]
     specs = parse_chain(words)
     drafts.check(specs)
     level = drafts.chain(model, specs)

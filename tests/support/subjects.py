@@ -14,6 +14,7 @@ from specqd.errors import HubError
 from specqd.hub import shipped_model
 from specqd.text.tokenizer import Tokenizer
 from support.families import FAMILY_SHAPES, PLAIN, SMALL_SHAPES
+from support.random_dflash import BlockShape, make_drafter
 from support.random_heads import HeadShape, make_head
 from support.random_models import Shape, make_model, shorten_model
 
@@ -67,6 +68,7 @@ class Subject:
     edges: tuple[int, ...] = ()  # lengths of prompts at which others of a batch begin
     small: Path | None = None  # a smaller model with the same tokens
     head: Path | None = None  # a random head
+    blocks: Path | None = None  # a random drafter of blocks
 
     def requests(self, rng: np.random.Generator) -> tuple[dict[str, Request], list[Request]]:
         """The request for each sampling, the same in every cell, and the other requests of a batch.
@@ -146,9 +148,18 @@ def with_small(subject: Subject, directory: Path) -> Subject:
 
 
 def with_head(subject: Subject, directory: Path, seed: int) -> Subject:
-    """Adds a random draft head, which reads two layer boundaries of the subject."""
+    """Adds a random draft head and a drafter of blocks, which read two layer boundaries of the
+    subject."""
     config = read_config(subject.directory)
-    target = Shape(hidden=config.hidden_size, vocab=config.vocab_size)
+    target = Shape(hidden=config.hidden_size, vocab=config.vocab_size, layers=config.num_layers)
     taps = (config.num_layers // 2, config.num_layers)
     head = HeadShape(taps=taps, heads=3, kv_heads=1, head_dim=24, ffn=70, tokens=97)
-    return replace(subject, head=make_head(directory, target, head, seed))
+    blocks = BlockShape(
+        taps=taps, heads=3, kv_heads=1, head_dim=24, ffn=70, tokens=97, window=40,
+        layer_types=("full_attention", "sliding_attention"),
+    )  # fmt: skip
+    return replace(
+        subject,
+        head=make_head(directory / "head", target, head, seed),
+        blocks=make_drafter(directory / "blocks", target, blocks, seed),
+    )
