@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specqd import LLM, _native
-from specqd._native import BlockDrafter, DraftRequest, Rows, Sequence, available_isas
+from specqd._native import BlockDrafter, DraftRequest, Level, Rows, Sequence, available_isas
 from specqd.model.dflash import BlockFiles, BlockHead, load_block_drafter
 from specqd.model.model import Machine, Model, Precision
 from specqd.sampling import SamplingParams as Sampling
@@ -393,3 +393,38 @@ def test_a_drafter_that_is_right_is_accepted(directory: Path, temperature: float
     assert report.drafted > 30
     assert report.accepted > 0.4 * report.drafted
     assert 0 < report.accepted_at[6] <= report.accepted_at[0]
+
+
+# --- What pays ------------------------------------------------------------------------------------
+
+
+def seconds_per_token(directory: Path, name: str, cost: float, count: int = 300) -> float:
+    """By a clock that knows only what forwards read: one of the target takes 1 s, a block takes
+    `cost`."""
+    target = Model.open(directory / "target", machine=Machine.choose(1), cache_positions=4096)
+    head = open_head(directory / name, target)
+
+    def clock() -> float:
+        own = target.bytes_read / target.bytes_per_forward
+        return own + cost * head.bytes_read / head.bytes_per_forward
+
+    drafter = BlockDrafter(head, name="head", clock=clock)
+    level = Level(target, drafter, clock=clock)
+    level.measure()
+    sequence = new_sequence([5, 6, 7])
+    begun = clock()
+    while len(sequence.tokens) < count:
+        [made] = level.advance([DraftRequest(sequence, 30)])
+        sequence.tokens.extend(made.tokens)
+    assert drafter.stats.forwards > 0
+    return (clock() - begun) / len(sequence.tokens)
+
+
+def test_a_useless_drafter_is_tried_for_little_time(directory: Path) -> None:
+    assert seconds_per_token(directory, "random", cost=0.2) < 1.03
+    assert seconds_per_token(directory, "random", cost=1.0) < 1.05
+
+
+def test_a_drafter_that_is_right_pays(directory: Path) -> None:
+    assert seconds_per_token(directory, "repeating", cost=0.2) < 0.5
+    assert seconds_per_token(directory, "repeating", cost=1.0) < 0.7
