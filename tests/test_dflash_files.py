@@ -16,6 +16,7 @@ from specqd.config import read_config
 from specqd.errors import ConfigError, SpecqdError, TensorError
 from specqd.model.dflash import BlockFiles, is_block_drafter, open_head
 from specqd.model.heads import HeadFiles
+from support.command_line import Run
 from support.random_dflash import BlockShape, make_drafter
 from support.random_heads import HeadShape, make_head, read_tensors
 from support.random_models import Shape, make_model
@@ -206,3 +207,27 @@ def test_nothing_can_draft_for_a_drafter(target: Path, tmp_path: Path) -> None:
     drafter = make_drafter(tmp_path, TARGET, DRAFTER, 1)
     why = refused(SpecqdError, LLM, target, [f"head:{drafter}", "ngram"], threads=1)
     assert "last" in why
+
+
+# --- What a directory holds -----------------------------------------------------------------------
+
+
+def test_inspect_tells_kind_block_layers_and_bytes(run: Run, tmp_path: Path) -> None:
+    drafter = make_drafter(tmp_path / "drafter", TARGET, DRAFTER, 1)
+    tensors = [bits for bits in read_tensors(drafter).values() if bits.dtype == np.uint16]
+    matrices = sum(bits.size for bits in tensors if bits.ndim == 2)
+    vectors = sum(bits.size for bits in tensors if bits.ndim == 1)
+    found = json.loads(run("inspect", drafter, "--json")[1])
+    assert found == {
+        "directory": str(drafter),
+        "kind": "DFlash drafter",
+        "block": 8,
+        "layers": 2,
+        "hidden_size": 64,
+        "parameters": matrices + vectors,
+        "bf16_bytes": 2 * (matrices + vectors),
+        "fp4_bytes": 2 * vectors + round(4.25 / 8 * matrices),
+    }
+    assert "DFlash drafter, blocks of 8 tokens" in run("inspect", drafter)[1]
+    head = make_head(tmp_path / "head", TARGET, HeadShape(tokens=97), 1)
+    assert "EAGLE-3 head, 0." in run("inspect", head)[1]

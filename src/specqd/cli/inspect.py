@@ -9,6 +9,7 @@ import click
 
 from specqd.cli import suggest
 from specqd.cli.draft_options import PLAIN
+from specqd.cli.inspect_head import show_head
 from specqd.cli.opening import open_llm
 from specqd.cli.options import MachineChoice, machine_options, model_argument, option
 from specqd.cli.terminal import aligned, harmless
@@ -155,7 +156,8 @@ def inspect(
     temperature: float | None,
     is_json: bool,
 ) -> None:
-    """Show a model's shape, size and memory, and this machine.
+    """Show a model's shape, size and memory, and this machine; or the kind and size of a trained
+    head in a directory.
 
     With --drafts: load each format of draft weights in turn, and measure at how many positions the
     model's own draft agrees with the model. Then time the model's own drafts and the models named
@@ -166,9 +168,12 @@ def inspect(
     Examples:
       specqd inspect
       specqd inspect ./my-model --matrices
+      specqd inspect ./my-head
       specqd inspect Qwen/Qwen3-0.6B --json | jq .bits_per_weight
       specqd inspect ./my-model --drafts ./small ./smaller --prompts prompts.jsonl
     """
+    if model is not None and not drafts and show_head(model, is_json=is_json):
+        return
     llm = open_llm(model, PLAIN, machine)
     if drafts:
         directories = [each for each in drafts if each]
