@@ -13,6 +13,7 @@ from specqd._native import DraftRequest, Proposal
 from specqd.bench.heads import head_acceptance, head_level, level_of, readings
 from specqd.cli import main
 from specqd.errors import RequestError
+from support.random_dflash import BlockShape, make_drafter
 from support.random_heads import HeadShape, make_head
 from support.random_models import Shape, make_model
 from support.random_mtp import make_mtp_model
@@ -126,6 +127,24 @@ def test_other_readings_differ_in_one_thing(llm: LLM) -> None:
         assert len(differing) == 1, name
         level = level_of(files, head, llm.model, GUESSES)
         params = SamplingParams(max_tokens=4, temperature=0.0).resolved(llm.defaults)
+        assert head_acceptance(llm, level, [[5, 6, 7]], params, quiet, name).reading == name
+
+
+def test_a_drafter_of_blocks_is_measured_in_other_readings(model: Path, tmp_path: Path) -> None:
+    kinds = ("sliding_attention", "full_attention")
+    shape = BlockShape(taps=(1, 3), block=6, layer_types=kinds, window=8, rope_theta=1e4)
+    drafter = make_drafter(tmp_path, SHAPE, shape, seed=3)
+    llm = LLM(model, f"head:{drafter}:k=5")
+    level = head_level(llm.engine)
+    others = dict(readings(level.model, SHAPE.layers))
+    thetas = {"rope theta 500000", "rope theta 1e+06"}
+    assert {*others} == {"layer ids -1", "layer ids +1", "is_causal false", *thetas}
+    params = SamplingParams(max_tokens=6, temperature=0.0).resolved(llm.defaults)
+    stated = head_acceptance(llm, level, [[5, 6, 7]], params, quiet)
+    assert stated.judged[0] == 5
+    assert stated.step_s > 0
+    for name, files in others.items():
+        level = level_of(files, level.model, llm.model, 5)
         assert head_acceptance(llm, level, [[5, 6, 7]], params, quiet, name).reading == name
 
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
-from specqd._native import DraftRequest, Level, NoDraft, Rows, Sequence
+from specqd._native import BlockDrafter, DraftRequest, Level, NoDraft, Rows, Sequence
 from specqd.bench.agreement import new_sequence
 from specqd.engine.engine import Engine
 from specqd.errors import RequestError
 from specqd.llm import LLM
+from specqd.model.dflash import BlockFiles, BlockHead, load_block_drafter
 from specqd.model.heads import Head, HeadFiles, load_head
 from specqd.model.model import Model
 from specqd.model.mtp import MtpFiles, load_mtp
@@ -22,7 +23,8 @@ from specqd.sampling import SamplingParams
 
 Clock = Callable[[], float]
 Progress = Callable[[int, int], None]  # prompts judged so far, and all prompts
-Files = HeadFiles | MtpFiles
+Files = HeadFiles | BlockFiles | MtpFiles
+HeadLevel = Level | BlockDrafter
 _OTHER_THETAS = (1e4, 5e5, 1e6)
 
 
@@ -66,17 +68,17 @@ class HeadAcceptance:
         }
 
 
-def head_level(engine: Engine) -> Level:
+def head_level(engine: Engine) -> HeadLevel:
     """The level of a head that drafts for the target alone; RequestError for other chains."""
     level = engine.level.drafter
-    if not isinstance(level, Level) or not isinstance(level.model, Head):
+    if not isinstance(level, Level | BlockDrafter) or not isinstance(level.model, Head | BlockHead):
         raise RequestError("bench head measures a head alone; write head:DIR or mtp", "draft")
     return level
 
 
 def head_acceptance(
     llm: LLM,
-    level: Level,
+    level: HeadLevel,
     prompts: SequenceOf[SequenceOf[int]],
     params: SamplingParams,
     progress: Progress,
@@ -132,7 +134,7 @@ class _Judged:
 class _Run:
     """One text of the target, and the proposals after each of its tokens."""
 
-    def __init__(self, target: Model, level: Level, sequence: Sequence, clock: Clock) -> None:
+    def __init__(self, target: Model, level: HeadLevel, sequence: Sequence, clock: Clock) -> None:
         self._target, self._level, self._sequence, self._clock = target, level, sequence, clock
         self._made: list[tuple[int, list[int]]] = []  # where a proposal begins, and its tokens
         self.seconds, self.forwards = 0.0, 0
@@ -167,7 +169,7 @@ class _Run:
             yield _Judged(len(truth), accepted)
 
 
-def readings(head: Head, layers: int) -> Iterator[tuple[str, Files]]:
+def readings(head: Head | BlockHead, layers: int) -> Iterator[tuple[str, Files]]:
     """Yields other interpretations of a head's configuration, on which makers disagree: what
     differs, and the files. A wrong interpretation shows only in worse drafts."""
     files = head.files
@@ -179,12 +181,13 @@ def readings(head: Head, layers: int) -> Iterator[tuple[str, Files]]:
                 replace(files, mtp=replace(files.mtp, **{name: flag})),
             )
         return
+    if isinstance(files, BlockFiles):
+        yield from _block_readings(files, layers)
+        return
     assert isinstance(files, HeadFiles)
     config = files.config
-    for step in (-1, 1):
-        taps = tuple(tap + step for tap in config.taps)
-        if taps[0] >= 0 and taps[-1] <= layers:
-            yield f"layer ids {step:+d}", replace(files, config=replace(config, taps=taps))
+    for name, taps in _moved(config.taps, layers):
+        yield name, replace(files, config=replace(config, taps=taps))
     for theta in _OTHER_THETAS:
         if theta != config.rope.theta:
             rope = replace(config.rope, theta=theta)
@@ -195,12 +198,37 @@ def readings(head: Head, layers: int) -> Iterator[tuple[str, Files]]:
     yield "norm_before_residual " + _word(other.keeps_normed), replace(files, config=other)
 
 
+def _moved(taps: tuple[int, ...], layers: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Boundaries one layer before and after, where there are such layers."""
+    for step in (-1, 1):
+        if min(taps) + step >= 0 and max(taps) + step <= layers:
+            yield f"layer ids {step:+d}", tuple(tap + step for tap in taps)
+
+
+def _block_readings(files: BlockFiles, layers: int) -> Iterator[tuple[str, Files]]:
+    own = files.layers
+    for name, taps in _moved(files.taps, layers):
+        yield name, replace(files, config=replace(files.config, taps=taps))
+    for theta in _OTHER_THETAS:
+        if any(rope is not None and rope.theta != theta for rope in own.ropes):
+            ropes = tuple(rope and replace(rope, theta=theta) for rope in own.ropes)
+            yield f"rope theta {theta:g}", replace(files, layers=replace(own, ropes=ropes))
+    if any(own.windows):
+        causal = tuple(not c and w > 0 for c, w in zip(own.causal, own.windows, strict=True))
+        name = f"is_causal {_word(any(causal))}"
+        yield name, replace(files, layers=replace(own, causal=causal))
+
+
 def _word(flag: bool) -> str:
     return str(flag).lower()
 
 
-def level_of(files: Files, head: Head, target: Model, length: int) -> Level:
+def level_of(files: Files, head: Head | BlockHead, target: Model, length: int) -> HeadLevel:
     """Makes a level of the same head from these files."""
+    if isinstance(files, BlockFiles):
+        blocks = BlockHead(files, load_block_drafter(files, target), target, head.precision)
+        blocks.draft_for(target)
+        return BlockDrafter(blocks, length=length, name="head")
     decoder = load_mtp(files, target) if isinstance(files, MtpFiles) else load_head(files, target)
     other = Head(files, decoder, target, head.precision)
     other.draft_for(target)
