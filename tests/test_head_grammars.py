@@ -10,6 +10,7 @@ from specqd.engine.generation import GenerationRequest
 from support.engines import preempt_at_random, run_to_end
 from support.head_texts import random_text
 from support.openai_client import NO_WHITE_SPACE, closed
+from support.random_dflash import BlockShape, make_drafter
 from support.random_heads import HeadShape, make_head, make_knowing_head
 from support.random_models import Shape
 from support.random_mtp import make_mtp_model
@@ -25,7 +26,7 @@ SCHEMAS = (
 )
 CHAINS = [
     ["mtp:k=4"], ["fp4", "mtp"], ["fp4|mtp|ngram"], ["head:HEAD:k=4"], ["fp4:k=5", "head:KNOWING"],
-    ["head:KNOWING:bf16|ngram"],
+    ["head:KNOWING:bf16|ngram"], ["head:BLOCKS"], ["fp4:k=6|head:BLOCKS:k=5", "head:BLOCKS"],
 ]  # fmt: skip
 
 
@@ -35,6 +36,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
     target = make_mtp_model(parent / "target", SHAPE, seed, is_knowing=bool(seed % 2))
     make_head(parent / "HEAD", SHAPE, HeadShape(tokens=97), seed)
     make_knowing_head(parent / "KNOWING", target, SHAPE)
+    make_drafter(parent / "BLOCKS", SHAPE, BlockShape(), seed)
     return parent
 
 
@@ -65,7 +67,7 @@ def test_texts_of_a_grammar_under_heads_are_those_of_plain_decoding(
     seed: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("HEAD", "KNOWING"):
+    for name in ("HEAD", "KNOWING", "BLOCKS"):
         words = [word.replace(name, str(directory / name)) for word in words]
     plain = LLM(directory / "target", "none", threads=1)
     drafted = plain.with_draft(words)
