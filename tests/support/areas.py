@@ -20,7 +20,9 @@ AREAS = {
         "context dflash head head_grammars heads level* noise sample_token sampling shared_cache "
         "taps"
     ),
-    "draft": "agreement chains dflash draft_lengths level* ngram* partial_head policy suggestion",
+    "draft": (
+        "agreement block_drafter chains draft_lengths level* ngram* partial_head policy suggestion"
+    ),
     "engine": (
         "context exactness explain preemption prompt_[lp]* prompts reports scheduler scoring "
         "server_engine shared_cache threads turns"

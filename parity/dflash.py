@@ -1,0 +1,134 @@
+"""A DFlash drafter in torch, over transformers' residuals: what ours is compared with.
+
+All rows of a block at once, under an explicit mask. Reads config.json itself.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from support.random_models import read_model
+
+Tensor = torch.Tensor
+
+
+class Dflash:
+    """The drafter of a directory, with the target's embedding and output head if it has none."""
+
+    def __init__(self, drafter: Path, target: Path, dtype: torch.dtype) -> None:
+        from safetensors.torch import load_file
+
+        self.config: dict[str, Any] = json.loads((drafter / "config.json").read_text())
+        self.layer = self.config.get("transformer_layer_config", self.config)
+        self.own = self.config.get("dflash_config", self.config)
+        raw = load_file(drafter / "model.safetensors")
+        self.w = {n: t.to(dtype) for n, t in raw.items() if t.is_floating_point()}
+        theirs = {n: torch.tensor(t.astype("int32") << 16, dtype=torch.int32).view(torch.float32)
+                  for n, t in read_model(target)[1].items()}  # fmt: skip
+        embedding = theirs["model.embed_tokens.weight"].to(dtype)
+        output = theirs.get("lm_head.weight", embedding).to(dtype)
+        self.embedding = self.w.get("embed_tokens.weight", embedding)
+        self.head = self.w.get("lm_head.weight", output)
+        self.ids = torch.arange(len(self.head)) + raw.get("d2t", torch.zeros(1, dtype=torch.int64))
+
+    def boundaries(self) -> list[int]:
+        """The residuals that make a feature, in the order of fc's columns."""
+        if "aux_hidden_state_layer_ids" in self.config:
+            return list(self.config["aux_hidden_state_layer_ids"])
+        return [layer + 1 for layer in self.own["target_layer_ids"]]
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        wide = x.float()
+        scaled = wide * torch.rsqrt((wide**2).mean(-1, keepdim=True) + self.layer["rms_norm_eps"])
+        return self.w[f"{name}.weight"] * scaled.to(x.dtype)
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        return torch.nn.functional.linear(x, self.w[f"{name}.weight"], self.w.get(f"{name}.bias"))
+
+    def frequencies(self, half: int) -> tuple[Tensor, float]:
+        """Angles per position of each pair, and YaRN's factor on cosines and sines."""
+        theta = self.layer["rope_theta"]
+        plain = theta ** (-torch.arange(half, dtype=torch.float32) / half)
+        scaling = self.layer.get("rope_scaling")
+        if not scaling:
+            return plain, 1.0
+        assert scaling.get("rope_type", scaling.get("type")) == "yarn"
+        factor, context = scaling["factor"], scaling["original_max_position_embeddings"]
+
+        def pair(turns: float) -> float:
+            return half * math.log(context / (2 * math.pi * turns)) / math.log(theta)
+
+        low = max(math.floor(pair(scaling.get("beta_fast", 32))), 0)
+        high = min(math.ceil(pair(scaling.get("beta_slow", 1))), 2 * half - 1)
+        ramp = ((torch.arange(half) - low) / max(high - low, 0.001)).clamp(0, 1)
+        return plain * (1 - ramp) + plain / factor * ramp, 0.1 * math.log(factor) + 1
+
+    def rotate(self, x: Tensor, first: int) -> Tensor:
+        """x: [n, heads, head_dim] at positions from `first` on."""
+        half = x.shape[-1] // 2
+        frequencies, scale = self.frequencies(half)
+        angles = (first + torch.arange(len(x)))[:, None, None] * frequencies
+        cos, sin = (angles.cos() * scale).to(x.dtype), (angles.sin() * scale).to(x.dtype)
+        a, b = x[..., :half], x[..., half:]
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+    def heads(self, x: Tensor, at: str, kind: str, first: int) -> Tensor:
+        made = self.linear(x, f"{at}{kind}_proj").view(len(x), -1, self.layer["head_dim"])
+        if kind != "v":
+            if f"{at}{kind}_norm.weight" in self.w:
+                made = self.norm(made, f"{at}{kind}_norm")
+            made = self.rotate(made, first)
+        return made
+
+    def mask(self, layer: int, rows: int, context: int) -> Tensor:
+        """Which of the context's and the block's positions each row of the block sees."""
+        row, key = context + torch.arange(rows)[:, None], torch.arange(context + rows)
+        types = self.layer.get("layer_types") or ["full_attention"] * (layer + 1)
+        if types[layer] == "full_attention":
+            return torch.ones(rows, context + rows, dtype=torch.bool)
+        seen = key > row - self.layer["sliding_window"]
+        return seen & (key <= row) if self.config.get("is_causal", True) else seen
+
+    def block(self, features: Tensor, token: int, rows: int) -> Tensor:
+        """Logits by the target's ids for the rows after the first, [rows - 1, vocabulary].
+        `features`, [n, taps * hidden], are those of all tokens before `token`."""
+        context = self.norm(self.linear(features, "fc"), "hidden_norm")
+        n, groups = len(context), self.layer["num_attention_heads"]
+        groups //= self.layer["num_key_value_heads"]
+        x = self.embedding[[token] + [self.own["mask_token_id"]] * (rows - 1)]
+        for layer in range(self.layer["num_hidden_layers"]):
+            at = f"layers.{layer}."
+            a, own = self.norm(x, f"{at}input_layernorm"), f"{at}self_attn."
+            q = self.heads(a, own, "q", n)
+            k, v = (torch.cat([self.heads(context, own, kind, 0), self.heads(a, own, kind, n)])
+                    for kind in "kv")  # fmt: skip
+            k, v = (part.repeat_interleave(groups, 1) for part in (k, v))
+            scores = torch.einsum("thd,shd->hts", q, k).float() / self.layer["head_dim"] ** 0.5
+            scores = scores.masked_fill(~self.mask(layer, rows, n), -torch.inf)
+            mixed = torch.einsum("hts,shd->thd", scores.softmax(-1).to(v.dtype), v)
+            x = x + self.linear(mixed.reshape(rows, -1), f"{own}o_proj")
+            b = self.norm(x, f"{at}post_attention_layernorm")
+            gate = torch.nn.functional.silu(self.linear(b, f"{at}mlp.gate_proj"))
+            x = x + self.linear(gate * self.linear(b, f"{at}mlp.up_proj"), f"{at}mlp.down_proj")
+        logits = torch.full((rows - 1, len(self.embedding)), -torch.inf)
+        logits[:, self.ids] = (self.norm(x, "norm")[1:] @ self.head.T).float()
+        return logits
+
+
+def blocks(
+    drafter: Dflash,
+    layers: Sequence[Tensor],
+    tokens: Sequence[int],
+    lengths: Sequence[int],
+    rows: int,
+) -> Tensor:
+    """The blocks after the first `length` tokens, [lengths, rows - 1, vocabulary]. `layers` has the
+    target's residuals by boundary, [tokens, hidden]."""
+    features = torch.cat([layers[at] for at in drafter.boundaries()], -1)
+    with torch.inference_mode():
+        made = [drafter.block(features[: at - 1], tokens[at - 1], rows) for at in lengths]
+    return torch.stack(made)

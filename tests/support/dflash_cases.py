@@ -1,0 +1,105 @@
+"""Targets and block drafters of tests, forwarded by hand."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specqd._native import Rows, Sequence
+from specqd.model.dflash import BlockFiles, BlockHead, load_block_drafter
+from specqd.model.model import Machine, Model, Precision
+from specqd.sampling import SamplingParams as Sampling
+from support.random_dflash import BlockShape, make_drafter
+from support.random_heads import read_tensors
+from support.random_models import ROPE_SCALINGS, Shape, change_model, make_model, read_model
+from support.reference import values
+from support.reference_dflash import Drafter, drafter_of
+
+TARGET = Shape(layers=4, context=1024, is_tied=True)
+SLIDING = ("sliding_attention", "full_attention", "sliding_attention")
+SHAPES = {
+    "small": BlockShape(),
+    "7:1 heads of 40": BlockShape(heads=7, kv_heads=1, head_dim=40, ffn=76, block=16),
+    "unsorted taps": BlockShape(taps=(4, 0, 2), layers=3, block=5),
+    "one tap, two rows": BlockShape(taps=(2,), layers=1, block=2),
+    "biases": BlockShape(has_biases=True, has_qk_norm=False, heads=3, kv_heads=3, head_dim=24),
+    "yarn": BlockShape(rope_scaling=ROPE_SCALINGS["yarn"], rope_theta=5e5),
+    "windows": BlockShape(layers=3, layer_types=SLIDING, window=20, block=12),
+    "windows without causality": BlockShape(
+        layers=3, layer_types=SLIDING, window=20, block=12, is_causal=False
+    ),
+    "ids of its own": BlockShape(tokens=97, has_embedding=True, maker="speculators"),
+    "width of its own": BlockShape(hidden=72, tokens=61, has_embedding=True),
+    "scales": BlockShape(
+        extra={
+            "input_embedding_scale": 3.0, "output_multiplier": 0.5, "final_logit_softcapping": 4.0,
+        }
+    ),
+}  # fmt: skip
+
+
+@dataclass
+class Case:
+    """A target and its drafter."""
+
+    model: Model
+    head: BlockHead
+    reference: Drafter
+
+    def features(self, tokens: list[int]) -> Any:
+        """The features of all tokens, in the order of the drafter, [n, taps * hidden]."""
+        taps = self.head.files.taps
+        bits = self.model.features(tokens, sorted(taps))[:, [sorted(taps).index(t) for t in taps]]
+        wide = (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return wide.reshape(len(tokens), -1)
+
+
+def make_target(directory: Path, shape: Shape, seed: int) -> Path:
+    """A model that mostly repeats its last token: its layers change the embedding little."""
+    make_model(directory, shape, seed)
+
+    def quieten(tensors: Any) -> None:
+        for name, bits in tensors.items():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                bits -= ((bits & 0x7F80) > 0x400).astype(np.uint16) * np.uint16(0x300)  # / 64
+
+    return change_model(directory, quieten)
+
+
+def open_head(directory: Path, above: Model, precision: Precision = Precision.EXACT) -> BlockHead:
+    files = BlockFiles.open(directory, above.config)
+    return BlockHead(files, load_block_drafter(files, above), above, precision)
+
+
+def open_case(directory: Path, shape: BlockShape, seed: int, **machine: Any) -> Case:
+    target = directory / "target"
+    if not target.exists():
+        make_model(target, TARGET, seed)
+    model = Model.open(target, machine=Machine.choose(2, **machine), cache_positions=8192)
+    drafter = make_drafter(directory / "drafter", TARGET, shape, seed + 1)
+    head = open_head(drafter, model)
+    weights = values(read_model(target)[1])
+    embedding = weights["model.embed_tokens.weight"]
+    own = values(_floats(drafter))
+    return Case(model, head, drafter_of(head.files.config, own, embedding, embedding))
+
+
+def _floats(directory: Path) -> Any:
+    return {n: bits for n, bits in read_tensors(directory).items() if bits.dtype == np.uint16}
+
+
+def new_sequence(tokens: list[int]) -> Sequence:
+    return Sequence(list(tokens), Sampling().sampler(0, 0), len(tokens))
+
+
+def read(model: Model, sequence: Sequence, end: int | None = None) -> None:
+    """The model forwards the tokens that it lacks, up to the last one."""
+    context = model.context(sequence)
+    end = len(sequence.tokens) - 1 if end is None else end
+    model.forward([Rows(context, context.length, sequence.tokens[context.length : end], 0)])
+
+
+def block(head: BlockHead, sequence: Sequence, count: int) -> Any:
+    head.forward([head.block_rows(sequence, count)])
+    return head.logits()
