@@ -43,7 +43,7 @@ void BlockForward::follow(State& state, const Sequence& sequence) {
   if (source != state.source) state = {.context = state.context, .source = source};
   const FeatureLog& log = log_of(*source);
   state.newest = sequence.tokens.size() - 1;
-  state.known = std::min({log.end(), source->length(), state.newest});
+  state.known = std::min({log.end(), source->current_length(), state.newest});
   state.length = std::min({state.length, log.first_after(state.version), state.newest});
   state.version = log.version();
   if (state.length < std::max(state.first, log.begin()))  // features in between are not known
@@ -58,7 +58,7 @@ BlockForward::Readiness BlockForward::readiness(const Sequence& sequence) const 
   return {state.known == state.newest && state.newest > state.first,
           static_cast<int64_t>(state.first), static_cast<int64_t>(state.length),
           static_cast<int64_t>(state.known - state.length),
-          std::min(state.source->length() + 1, sequence.tokens.size())};
+          std::min(state.source->current_length() + 1, sequence.tokens.size())};
 }
 
 BlockForward::State& BlockForward::state_of(const Rows& rows) const {

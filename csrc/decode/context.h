@@ -25,6 +25,11 @@ class Context {
   bool follows_exact() const { return exact_ != nullptr && exact_->length() > 0; }
   // The number of positions in the cache.
   size_t length() const { return offset_ + tokens_.size(); }
+  // The number of positions whose features are known. An exact context that has grown since this
+  // one began its proposal has replaced the proposal.
+  size_t current_length() const {
+    return exact_ != nullptr && exact_->length() > offset_ ? exact_->length() : length();
+  }
 
   // Starts a proposal after `length` tokens. Its later rows are provisional.
   //

@@ -70,7 +70,7 @@ void HeadForward::follow(State& state, const Sequence& sequence) {
   Context& context = *state.context;
   const size_t last = sequence.tokens.size() - 1;
   const size_t length = context.match(sequence.tokens, sequence.num_accepted());
-  const size_t end = std::min({log.end(), source->length(), last});
+  const size_t end = std::min({log.end(), source->current_length(), last});
   state.settled = std::min({state.settled, length, log.first_after(state.version) + 1});
   state.version = log.version();
   if (log.begin() >= end) {
@@ -89,7 +89,7 @@ void HeadForward::follow(State& state, const Sequence& sequence) {
 
 bool HeadForward::knows_feature(const State& state, size_t token) const {
   const FeatureLog& log = log_of(*state.source);
-  return token > log.begin() && token <= std::min(log.end(), state.source->length());
+  return token > log.begin() && token <= std::min(log.end(), state.source->current_length());
 }
 
 // --- Forwards ------------------------------------------------------------------------------------

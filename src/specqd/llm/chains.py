@@ -135,11 +135,12 @@ class Drafts:
         if not specs:
             return NoDraft()
         first, *others = specs[0].members
-        beside = [self._leaf(above, name, spec, building) for spec in others]
         if len(specs) > 1:
             outer = self._drafter(above, name, first, specs[1:], building)
         else:
             outer = self._leaf(above, name, first, building)
+        # After the outer one: a head that stands below it, too, reads the features of its guesses.
+        beside = [self._leaf(above, name, spec, building) for spec in others]
         return DraftChoice([outer, *beside]) if others else outer
 
     def _leaf(
