@@ -82,6 +82,7 @@ CHAINS = [
     ["fp4|head:REPEATING|ngram"],
     ["head:REPEATING|fp4"],
     ["fp4|head:IDS", "head:IDS|ngram"],
+    ["auto", "head:REPEATING"],
 ]
 
 

@@ -102,6 +102,14 @@ def test_a_chain_is_read_from_the_outermost_in(
     assert [spec.word for spec in parse_chain(words)] == found
 
 
+def test_auto_adds_heads_in_both_places() -> None:
+    specs = parse_chain(["auto", "head:a", "head:b:k=3"], has_mtp=True)
+    found = ["|".join(each.word for each in spec.members) for spec in specs]
+    assert found == ["fp4|mtp|head:a|head:b:k=3|ngram", "mtp|head:a|head:b:k=3|ngram"]
+    [only] = parse_chain(["auto", "head:a"], is_mxfp4=True)
+    assert [each.word for each in only.members] == ["head:a", "ngram"]
+
+
 def test_the_default_chain_leaves_out_the_precision_of_the_target() -> None:
     assert parse_chain("auto")[0].word == "fp4"
     assert "fp4" not in [spec.word for spec in parse_chain("auto", Precision.FP4)]
@@ -112,6 +120,9 @@ def test_the_default_chain_leaves_out_the_precision_of_the_target() -> None:
     [
         (["none", "fp4"], "only word"),
         (["fp4", "auto"], "only word"),
+        (["auto", "./small"], "only word"),
+        (["auto", "head:a|ngram"], "only word"),
+        (["none", "head:a"], "only word"),
         (["auto:k=4"], "not a draft"),
         (["none:k=4"], "not a draft"),
         ([""], "not a draft"),

@@ -10,8 +10,8 @@ from specqd.cli.options import option
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """The drafts that the options request: a chain, empty for `auto`, and the small model that
-    `auto` adds: a name, `auto` for the known one, or None."""
+    """The drafts that the options request: a chain, empty for `auto` alone, and the small model
+    that `auto` adds: a name, `auto` for the known one, or None."""
 
     chain: tuple[str, ...] = ()
     small: str | None = "auto"
@@ -19,7 +19,7 @@ class Drafting:
     @property
     def wants_sibling(self) -> bool:
         """Whether the small model that is known for the model drafts."""
-        return not self.chain and self.small == "auto"
+        return self.chain[:1] in ((), ("auto",)) and self.small == "auto"
 
 
 PLAIN = Drafting(("none",))
@@ -41,7 +41,8 @@ def draft_options(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="DRAFT",
         callback=lambda context, parameter, given: () if given == ("auto",) else given,
         help="auto (default: the model's own weights in 4 bits, its MTP layer if it has one, a "
-        "small model if one is known or --small names it, and n-grams), none, or a chain, "
+        "small model if one is known or --small names it, n-grams, and heads that are named after "
+        "it), none, or a chain, "
         "outermost first, one option per level: fp4 (the model's own weights in 4 bits), mxfp4 "
         "(the same in MXFP4), MODEL[:bf16|:fp4|:mxfp4], head:DIR[:bf16|:fp4] (a trained EAGLE-3 "
         "head or DFlash drafter), mtp[:bf16|:fp4] (the model's own MTP layer), ngram[:FILE]; A|B "

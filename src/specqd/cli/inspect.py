@@ -156,8 +156,9 @@ def inspect(
     temperature: float | None,
     is_json: bool,
 ) -> None:
-    """Show a model's shape, size and memory, and this machine; or the kind and size of a trained
-    head in a directory.
+    """Show a model's shape, size and memory, and this machine.
+
+    For the directory of a trained head: show its kind and size.
 
     With --drafts: load each format of draft weights in turn, and measure at how many positions the
     model's own draft agrees with the model. Then time the model's own drafts and the models named

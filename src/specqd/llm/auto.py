@@ -9,7 +9,7 @@ from specqd.config import DecoderConfig
 from specqd.errors import RequestError, SpecqdError, SpecqdWarning
 from specqd.hub import cached, real_path, resolve
 from specqd.llm.chains import Drafts
-from specqd.llm.draft_words import DraftSpec, parse_chain, words_of
+from specqd.llm.draft_words import DraftSpec, is_auto, parse_chain, words_of
 from specqd.model.model import Precision
 from specqd.model.mtp import has_mtp
 from specqd.siblings import sibling_of
@@ -19,7 +19,7 @@ Small = str | Path | None
 
 def check_small(draft: str | Sequence[str] | None, small: Small) -> None:
     """Raises RequestError for a small model beside a chain that does not use it."""
-    if _is_named(small) and words_of(draft) not in (["auto"], ["none"]):
+    if _is_named(small) and not is_auto(draft) and words_of(draft) != ["none"]:
         raise RequestError(
             "only auto adds a small model; name it in the chain, or leave out the chain",
             "small",
@@ -42,10 +42,10 @@ def checked_chain(
 
     Raises SpecqdError.
     """
-    is_auto = words_of(draft) == ["auto"]
-    has_layer = is_auto and has_mtp(directory, own)
+    adds = is_auto(draft)
+    has_layer = adds and has_mtp(directory, own)
     parse = partial(parse_chain, draft, precision, is_mxfp4=own.is_mxfp4, has_mtp=has_layer)
-    chosen = _small_draft(directory, small) if is_auto else None
+    chosen = _small_draft(directory, small) if adds else None
     try:
         specs = parse(small=chosen)
         drafts.check(specs)

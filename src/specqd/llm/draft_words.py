@@ -126,7 +126,8 @@ def parse_chain(
     has_mtp: bool = False,
     small: DraftSpec | None = None,
 ) -> tuple[DraftSpec, ...]:
-    """The levels of `auto`, of `none` or None, or of a chain, outermost first.
+    """The levels of `auto` (with heads after it, or alone), of `none` or None, or of a chain,
+    outermost first.
 
     precision, is_mxfp4, has_mtp: of the target: the weights that it reads, whether they are MXFP4
         already, and whether it has an MTP layer.
@@ -136,10 +137,16 @@ def parse_chain(
     """
     words = words_of(drafts)
     if "none" in words or "auto" in words:
-        if len(words) > 1:
-            raise RequestError("none and auto must be the only word; leave out the others", "draft")
+        if len(words) > 1 and not is_auto(words):
+            raise RequestError(
+                "none and auto must be the only word, but for heads after auto (head:DIR); leave "
+                "out the others",
+                "draft",
+            )
+        heads = [DraftSpec.parse(word) for word in words[1:]]
+        own = [DraftSpec("mtp", "mtp")] if has_mtp else []
         has_draft = precision is Precision.EXACT and not is_mxfp4
-        return _auto(has_draft, has_mtp, small) if words == ["auto"] else ()
+        return _auto(has_draft, [*own, *heads], small) if words[0] == "auto" else ()
     specs = tuple(DraftSpec.parse(word) for word in words)
     for i, spec in ((i, member) for i, level in enumerate(specs) for member in level.members):
         if spec.kind == "self" and precision is Precision.FP4:
@@ -168,11 +175,19 @@ def words_of(drafts: str | Sequence[str] | None) -> list[str]:
     return [drafts or "none"] if drafts is None or isinstance(drafts, str) else list(drafts)
 
 
-def _auto(has_draft: bool, has_mtp: bool, small: DraftSpec | None) -> tuple[DraftSpec, ...]:
+def is_auto(drafts: str | Sequence[str] | None) -> bool:
+    """Whether the words are `auto`, alone or before draft heads that it adds."""
+    words = words_of(drafts)
+    heads = (word.startswith("head:") and "|" not in word for word in words[1:])
+    return words[:1] == ["auto"] and all(heads)
+
+
+def _auto(
+    has_draft: bool, heads: Sequence[DraftSpec], small: DraftSpec | None
+) -> tuple[DraftSpec, ...]:
     """All drafters in one place. Those that can draft for the target's own 4-bit draft do that too,
     in a second place below it."""
-    mtp = [DraftSpec("mtp", "mtp")] if has_mtp else []
-    others = [*mtp, *([small] if small else []), DraftSpec("ngram", "ngram")]
+    others = [*heads, *([small] if small else []), DraftSpec("ngram", "ngram")]
     places = [[DraftSpec("fp4", "self"), *others] if has_draft else others]
     if has_draft:
         places.append(others)
