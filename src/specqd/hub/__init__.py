@@ -1,12 +1,12 @@
 """Resolves the name of a model to a local directory.
 
 Owns the form of repository ids, short names, the files that a model needs, the choice among GGUF
-files, and the shipped model. huggingface_hub owns the cache, access tokens and offline mode.
+files, and the shipped model. `repository` downloads. huggingface_hub owns the cache, access tokens
+and offline mode.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.resources import files
@@ -17,6 +17,7 @@ from specqd.config import read_config
 from specqd.errors import HubError, SpecqdError
 from specqd.formats.gguf import is_gguf
 from specqd.formats.safetensors import INDEX, PACKED_WEIGHTS, WEIGHTS, read_index
+from specqd.hub.repository import Repository, local_files
 
 # owner/name, optionally @revision (a branch, tag or commit; branches may hold slashes) and :FILE,
 # the name of a GGUF file, or the end that distinguishes it from the others.
@@ -168,7 +169,7 @@ def cached_models() -> list[CachedModel]:
     for repo in _cached_repositories():
         named = repo.refs.get("main") or max(repo.revisions, key=lambda each: each.last_modified)
         path = named.snapshot_path
-        files = [path / name for name in _gguf_files(_local_files(path))]
+        files = [path / name for name in _gguf_files(local_files(path))]
         if (path / "config.json").is_file() and not (files and _missing_weights(path)):
             found.append(CachedModel(repo.repo_id, path, repo.size_on_disk))
         found += [CachedModel(model_name(file), file, file.stat().st_size) for file in files]
@@ -228,7 +229,7 @@ def _fetch(
 ) -> Path:
     """Fetches and checks the description first, so an unsupported model costs no large download."""
     asked = name if revision is None else f"{name}@{revision}"
-    repo = _Repository(name, asked, is_offline, announce)
+    repo = Repository(name, asked, is_offline, announce)
     patterns = _DESCRIPTION if file is None else []
     path = repo.download(revision, patterns, is_shown=False)
     if file is not None:
@@ -249,7 +250,7 @@ def _fetch(
     )
 
 
-def _fetch_weights(repo: "_Repository", path: Path) -> list[str]:
+def _fetch_weights(repo: Repository, path: Path) -> list[str]:
     """Fetches what the snapshot needs in addition to its description; returns the weights that the
     repository lacks."""
     wanted = _missing_weights(path)
@@ -262,7 +263,7 @@ def _fetch_weights(repo: "_Repository", path: Path) -> list[str]:
     return _missing_weights(path)
 
 
-def _fetch_gguf(repo: "_Repository", snapshot: Path, names: list[str], file: str | None) -> Path:
+def _fetch_gguf(repo: Repository, snapshot: Path, names: list[str], file: str | None) -> Path:
     """Fetches the only GGUF file among the names, or the one that `file` names."""
     whole = _gguf_files(names)
     if not whole:
@@ -305,118 +306,9 @@ def _ends(names: Sequence[str]) -> list[str]:
     return ["".join(stem[shared:]) for stem in stems]
 
 
-def _local_files(snapshot: Path) -> list[str]:
-    return [str(file.relative_to(snapshot)) for file in snapshot.rglob("*") if file.is_file()]
-
-
 def _missing_weights(path: Path) -> list[str]:
     """The weights files of the index, or the single one, that are not in the directory."""
     if (path / PACKED_WEIGHTS).exists():
         return []
     names = set(read_index(path / INDEX).values()) if (path / INDEX).exists() else {WEIGHTS}
     return sorted(name for name in names if not (path / name).exists())
-
-
-@dataclass(frozen=True, slots=True)
-class _Repository:
-    """A repository on Hugging Face, and how its files are obtained."""
-
-    name: str  # owner/name
-    asked: str  # the same with the revision, for errors
-    is_offline: bool  # takes files only from the cache
-    announce: Callable[[int], None] | None  # is told the bytes of a large download first
-
-    def files(self, snapshot: Path) -> list[str]:
-        """The files at the snapshot's commit or, without a network, those in the cache."""
-        import huggingface_hub
-
-        if self.is_offline:
-            return _local_files(snapshot)
-        try:
-            return huggingface_hub.HfApi().list_repo_files(self.name, revision=snapshot.name)
-        except Exception:  # of any type, as when fetching
-            return _local_files(snapshot)
-
-    def download(self, revision: str | None, files: list[str], *, is_shown: bool) -> Path:
-        """The directory of the snapshot; files that the repository does not have are skipped."""
-        import huggingface_hub  # here, because the import is slow and a local model needs none
-        from huggingface_hub import errors
-
-        try:
-            if is_shown and self.announce is not None:
-                self.announce(self._missing_bytes(revision, files))
-            with _bars(f"Fetching {self.asked}" if is_shown else None) as bars:
-                return Path(
-                    huggingface_hub.snapshot_download(
-                        self.name,
-                        revision=revision,
-                        allow_patterns=files,
-                        tqdm_class=bars,
-                        local_files_only=self.is_offline,
-                    )
-                )
-        except errors.GatedRepoError as error:
-            problem = "is gated; accept its licence on huggingface.co and run `hf auth login`"
-            raise HubError(f"{self.asked}: {problem}") from error
-        except errors.RepositoryNotFoundError as error:
-            problem = (
-                "is neither a local directory nor a repository that you can read on "
-                "huggingface.co; check the name, or run `hf auth login` if it is private"
-            )
-            raise HubError(f"{self.asked}: {problem}") from error
-        except errors.RevisionNotFoundError as error:
-            problem = "the repository has no such revision; check it"
-            raise HubError(f"{self.asked}: {problem}") from error
-        except Exception as error:  # the types depend on huggingface_hub's HTTP library
-            raise HubError(f"{self.asked}: {_why_not_fetched(error)}") from error
-
-    def _missing_bytes(self, revision: str | None, files: list[str]) -> int:
-        import huggingface_hub
-
-        found = huggingface_hub.snapshot_download(
-            self.name, revision=revision, allow_patterns=files, dry_run=True
-        )
-        return sum(each.file_size or 0 for each in found if each.will_download)
-
-
-@contextmanager
-def _bars(label: str | None) -> Iterator[type[Any]]:
-    """A progress bar for snapshot_download: one line with the bytes of all files, removed at the
-    end. Shows nothing without a label, or if huggingface_hub's bars are disabled."""
-    from huggingface_hub.utils.tqdm import tqdm
-
-    opened: list[Any] = []
-
-    class Bar(tqdm):  # type: ignore[misc, unused-ignore]  # tqdm has no types
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            counts_bytes = options.get("unit") == "B"
-            counts_twice = str(options.get("name")).endswith(".transfer")
-            if label is None or not counts_bytes or counts_twice:
-                options["disable"] = True
-            options |= {"desc": label, "leave": False}
-            super().__init__(*arguments, **options)  # type: ignore[no-untyped-call, unused-ignore]
-            opened.append(self)
-
-        def set_description(self, *arguments: Any, **options: Any) -> None:
-            pass
-
-    try:
-        yield Bar
-    finally:
-        for bar in opened:
-            bar.close()
-
-
-def _why_not_fetched(error: Exception) -> str:
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return (
-            "is not a local directory and not (wholly) in the cache, and HF_HUB_OFFLINE forbids "
-            "fetching it; unset that, or name a local directory"
-        )
-    reason = type(error.__cause__ or error).__name__
-    return (
-        f"is not a local directory and could not be fetched from {constants.ENDPOINT} ({reason}); "
-        "check the network and the disk, or name a local directory"
-    )
