@@ -36,3 +36,8 @@ def closed(**properties: Any) -> dict[str, Any]:
     """Returns the schema of an object with exactly these properties."""
     required = {"required": list(properties), "additionalProperties": False}
     return {"type": "object", "properties": properties, **required}
+
+
+def schema_format(**named: Any) -> dict[str, Any]:
+    """Returns a `response_format` with these members of its `json_schema`."""
+    return {"response_format": {"type": "json_schema", "json_schema": named}}
