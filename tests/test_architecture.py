@@ -24,7 +24,7 @@ def floors(place: str) -> dict[str, set[str]]:
 PACKAGE_FLOORS = floors("src/specqd")
 CORE_FLOORS = floors("csrc")
 
-EDGES = ("cli", "server", "ray")
+EDGES = ("cli", "server", "ray", "llm_plugin")
 TERMINAL_LIBRARIES = {"click", "typer", "rich", "argparse"}
 VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "base", "manager", "misc"}
 

@@ -40,6 +40,12 @@ VALUES = {
     "-r": ("--stop", "x"),
     "--reverse-prompt": ("--stop", "x"),
     "--n-probs": ("--logprobs", "2"),
+    "-j": ("--schema", "{}"),
+    "--json-schema": ("--schema", "{}"),
+    "-jf": ("--schema", "{}"),
+    "--json-schema-file": ("--schema", "{}"),
+    "--guided-json": ("--schema", "{}"),
+    "--guided-regex": ("--pattern", "a"),
 }
 SERVED = {
     "-np": ("--max-batch", "3"),

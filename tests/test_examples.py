@@ -20,6 +20,10 @@ PRINTS = {
     "chain": {r"equal to plain decoding: True": 1},
     "chat": {r"True: equal to plain decoding": 2},
     "generate": {r"equal to plain decoding: True": 1},
+    "schema": {
+        r"module='(os|re|sys)' is_used=(True|False)": 1,
+        r"equal to plain decoding: True": 1,
+    },
     "stream": {r"the pieces are the text: True": 1, r"the beginning of the whole text: True": 1},
 }
 Outputs = Callable[[str], str]

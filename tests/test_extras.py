@@ -10,7 +10,6 @@ import pytest
 
 from specqd.extras import install_command
 
-OWN = "specqd[serve]"
 ROOT = Path(__file__).parents[1]
 # `pip install specqd`, `pipx run specqd`, `uvx specqd[serve]`, `llm install 'specqd[llm]'`.
 _FROM_AN_INDEX = re.compile(
@@ -24,15 +23,27 @@ def parts_of(requirement: str) -> frozenset[str]:
     return frozenset(re.findall(r"[\w.-]+|[<>=]+", requirement))
 
 
-@pytest.mark.parametrize("extra", ["serve", "ray", "bench"])
-def test_the_command_installs_the_packages_of_the_extra_in_this_environment(extra: str) -> None:
+@pytest.mark.parametrize(
+    ("extra", "contained"),
+    [
+        ("structured", []),
+        ("serve", ["structured"]),
+        ("llm", ["structured"]),
+        ("ray", ["structured", "serve"]),
+        ("bench", []),
+    ],
+)
+def test_the_command_installs_the_packages_of_the_extra_in_this_environment(
+    extra: str, contained: list[str]
+) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    expected = [*(extras["serve"] if extra == "ray" else ()), *extras[extra]]
+    expected = {parts_of(each) for name in (extra, *contained) for each in extras[name]}
     python, *command = shlex.split(install_command(extra))
     assert python == sys.executable
     assert command[:3] == ["-m", "pip", "install"]
-    assert set(map(parts_of, command[3:])) == set(map(parts_of, expected)) - {parts_of(OWN)}
+    own = {parts_of(f"specqd[{name}]") for name in contained}
+    assert set(map(parts_of, command[3:])) == expected - own
 
 
 def test_no_printed_command_installs_specqd_from_an_index() -> None:

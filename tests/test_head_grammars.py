@@ -17,7 +17,7 @@ from support.random_mtp import make_mtp_model
 
 pytest.importorskip("llguidance", reason="needs specqd[serve]")
 
-from specqd.openai.grammar import JsonGrammars
+from specqd.grammars import Grammars
 
 SHAPE = Shape("qwen2", layers=4, context=512, is_peaked=True)
 SCHEMAS = (
@@ -42,7 +42,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
 
 def written(llm: LLM, rng: np.random.Generator) -> list[tuple[list[int], str]]:
     """Tokens and texts of a batch: one of each schema, greedy and sampled, and one that is free."""
-    makers = JsonGrammars(llm.tokenizer, llm.model.vocabulary, llm.model.config.eos_token_ids)
+    makers = Grammars(llm.tokenizer, llm.model.vocabulary, llm.model.config.eos_token_ids)
     generations = []
     for temperature in (0.0, 0.8):
         params = SamplingParams(

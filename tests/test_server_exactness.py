@@ -27,7 +27,8 @@ from support.served import Served, serving
 
 pytest.importorskip("llguidance", reason="needs specqd[serve]")
 
-from specqd.openai.grammar import JsonGrammars
+from specqd.grammars import Grammars
+from specqd.openai.grammar import request_grammar
 
 Json = dict[str, Any]
 
@@ -77,8 +78,8 @@ def plain(directory: Path) -> LLM:
 
 
 @pytest.fixture(scope="module")
-def grammars(plain: LLM) -> JsonGrammars:
-    return JsonGrammars(plain.tokenizer, plain.model.vocabulary, [EOS])
+def grammars(plain: LLM) -> Grammars:
+    return Grammars(plain.tokenizer, plain.model.vocabulary, [EOS])
 
 
 def asked_of(rng: np.random.Generator, common: list[int]) -> Asked:
@@ -163,12 +164,12 @@ def shared_fields(choice: Json) -> Json:
     return kept | {"text": text, "calls": calls, "logprobs": logprobs}
 
 
-def alone(llm: LLM, grammars: JsonGrammars, asked: Asked) -> list[Json]:
+def alone(llm: LLM, grammars: Grammars, asked: Asked) -> list[Json]:
     """Returns the choices of the request alone, from an engine without drafts."""
     read = completion_request if asked.path == COMPLETIONS else chat_request
     prepared = Prepared.of(read(asked.body), llm.tokenizer)
     engine = Engine(llm.engine.level, llm.tokenizer, eos_token_ids=[EOS])
-    make_grammar = grammars.of_request(prepared)
+    make_grammar = request_grammar(grammars, prepared)
     samples = engine.submit(prepared.for_engine(llm.defaults, make_grammar, ""))
     run_to_end(engine)
     form = form_of(prepared, llm.tokenizer, "key")
@@ -183,7 +184,7 @@ def served(directory: Path, case: list[str]) -> Iterator[Served]:
 
 
 def test_requests_of_every_kind_get_the_same_bits_as_alone(
-    served: Served, plain: LLM, grammars: JsonGrammars, rng: np.random.Generator
+    served: Served, plain: LLM, grammars: Grammars, rng: np.random.Generator
 ) -> None:
     common = rng.integers(0, 256, 130).tolist()
     leavers = 0

@@ -21,10 +21,10 @@ pytest.importorskip("llguidance", reason="needs specqd[serve]")
 pydantic = pytest.importorskip("pydantic", reason="needs specqd[serve]")
 
 from specqd.errors import FieldError  # noqa: E402
-from specqd.openai.grammar import (  # noqa: E402
+from specqd.grammars import (  # noqa: E402
     MOST_SCHEMA_CHARACTERS,
-    JsonGrammar,
-    JsonGrammars,
+    Grammars,
+    TextGrammar,
     check_bounds,
 )
 
@@ -38,8 +38,8 @@ SCHEMA = closed(
 served = a_server("chat_model", "--draft", "fp4:k=4", "--max-batch", "8")
 
 
-def grammars_of(llm: LLM) -> JsonGrammars:
-    return JsonGrammars(llm.tokenizer, llm.model.vocabulary, llm.model.config.eos_token_ids)
+def grammars_of(llm: LLM) -> Grammars:
+    return Grammars(llm.tokenizer, llm.model.vocabulary, llm.model.config.eos_token_ids)
 
 
 def alone(llm: LLM, prompt: list[int], params: SamplingParams, schema: dict[str, Any]) -> list[int]:
@@ -156,7 +156,7 @@ class FailingMatcher:
 
 
 def test_a_matcher_that_fails_ahead_of_the_text_is_replaced() -> None:
-    grammar = JsonGrammar(FailingMatcher([]), np.array([1 << 7], np.uint32))
+    grammar = TextGrammar(FailingMatcher([]), np.array([1 << 7], np.uint32))
     grammar.accept(7)
     assert grammar.masks([7, 7]).tolist() == [[1 << 7], [1 << 7], [0]]
     grammar.accept(7)

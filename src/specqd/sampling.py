@@ -1,9 +1,10 @@
 """The sampling parameters of a request, checked. Knows nothing of models, drafts or text."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from specqd import _native
 from specqd.errors import FieldError, shown
@@ -60,6 +61,12 @@ class SamplingParams:
     logprobs and prompt_logprobs (0 gives those of the sequence's own tokens). Temperature 0 is
     greedy. The repetition penalty counts tokens of the prompt and the output, the other two
     penalties those of the output.
+
+    schema: the text must be JSON that follows this JSON schema, given as a dict, as JSON or as a
+        Pydantic model.
+    pattern: the whole text must match this regular expression, in Rust's syntax without
+        look-around. Schema and pattern need the extra `structured`. FieldError says, when the text
+        begins, what cannot be enforced. A text that reaches max_tokens is cut.
     """
 
     max_tokens: int | None = 128
@@ -79,6 +86,8 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True  # from the text, in which stop strings are searched too
+    schema: Any = None  # kept as a dict
+    pattern: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -103,6 +112,7 @@ class SamplingParams:
                 raise FieldError("stop", f"{shown(text)} is not a string of at least one character")
         for token in self.stop_token_ids:
             _check_int("stop_token_ids", token, 0, _MOST_INT32)
+        self._check_rules()
 
     def _check_types(self) -> None:
         for name in ("stop", "stop_token_ids"):
@@ -114,6 +124,16 @@ class SamplingParams:
         for name in ("ignore_eos", "skip_special_tokens"):
             if not isinstance(value := getattr(self, name), bool):
                 raise FieldError(name, f"{shown(value)} is not True or False")
+
+    def _check_rules(self) -> None:
+        if self.schema is not None:
+            object.__setattr__(self, "schema", _schema_of(self.schema))
+        if self.pattern is not None and not isinstance(self.pattern, str):
+            raise FieldError("pattern", f"{shown(self.pattern)} is not a regular expression")
+        if self.schema is not None and self.pattern is not None:
+            raise FieldError("pattern", "cannot be combined with schema; give one of them")
+        if self.has_rules and self.ignore_eos:
+            raise FieldError("ignore_eos", "restricted text ends by itself; leave it out")
 
     def __repr__(self) -> str:
         """The fields that differ from their defaults."""
@@ -141,6 +161,11 @@ class SamplingParams:
             if token >= size:
                 name = "logit_bias" if token in self.logit_bias else "stop_token_ids"
                 raise FieldError(name, f"token {token} is not in the vocabulary of {size}")
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether the text must follow a schema or match a pattern."""
+        return self.schema is not None or self.pattern is not None
 
     @property
     def needs_history(self) -> bool:
@@ -185,6 +210,21 @@ def request_sampling(params: SamplingParams, defaults: Defaults) -> SamplingPara
     """The complete parameters of a request to a server or in a batch file: what it omits comes from
     the model's own sampling or, if it states none, from that of chats."""
     return (params if defaults.is_stated else chat_sampling(params, defaults)).resolved(defaults)
+
+
+def _schema_of(value: Any) -> dict[str, Any]:
+    """The dict of a JSON schema, given as a dict, as JSON or as a Pydantic model."""
+    try:
+        if isinstance(value, type) and hasattr(value, "model_json_schema"):
+            value = value.model_json_schema()
+        value = json.loads(value if isinstance(value, str) else json.dumps(value))
+    except (TypeError, ValueError, RecursionError, RuntimeError) as error:  # Pydantic's are some
+        cause = (str(error).splitlines() or [type(error).__name__])[0]
+        problem = f"is not a JSON schema ({cause[:200]}); give a dict, JSON or a Pydantic model"
+        raise FieldError("schema", problem) from error
+    if not isinstance(value, dict):
+        raise FieldError("schema", f"{shown(value)} is not a JSON schema; give an object")
+    return value
 
 
 def _check_int(name: str, value: object, least: int, most: int) -> None:

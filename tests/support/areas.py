@@ -28,9 +28,10 @@ AREAS = {
         "server_engine shared_cache threads turns"
     ),
     "llm": (
-        "async_llm chains interpreter_exit llm* lm_eval messages prompt_logprobs small_models turns"
+        "async_llm chains interpreter_exit llm* lm_eval messages prompt_logprobs schemas "
+        "small_models turns"
     ),
-    "openai": "batch* lenient openai* refusals responses server_structured tool*",
+    "openai": "batch* lenient openai* plain_tools refusals responses server_structured tool*",
     "anthropic": "client_* clients messages",
     "server": "client_* clients load_clients messages operations page* responses server*",
     "ray": "deploy ray",

@@ -1,5 +1,6 @@
 """Changes of a conversation's sampling by `/set`."""
 
+import json
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ from specqd.errors import RequestError
 
 if TYPE_CHECKING:
     from specqd.sampling import SamplingParams
+
+_LONGEST = 60  # characters of a schema
 
 
 class Settings:
@@ -58,4 +61,7 @@ class Settings:
 def _shown(value: object) -> str:
     if value is None:
         return "-"
+    if isinstance(value, dict):
+        text = json.dumps(value, ensure_ascii=False)
+        return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
     return " ".join(map(repr, value)) or "-" if isinstance(value, tuple) else str(value)

@@ -1,5 +1,6 @@
 """Arguments and options that several commands share."""
 
+import json
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from specqd.cli.command import MODEL_OPTION, Model, Option, keep_model
+from specqd.errors import shown
 
 if TYPE_CHECKING:
     from specqd.model.model import Machine
@@ -20,6 +22,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 IN_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 MODEL_IS = "A directory, a .gguf file, owner/name[@revision] or a short name: `specqd models`."
+_LONGEST_SCHEMA = 1 << 20  # characters that are read of a file
 _NUMA = ("auto", "one", "spread", "replicate")
 _ISAS = ("amx", "avx512bf16", "avx512", "avx2vnni", "avx2", "portable")
 
@@ -42,6 +45,34 @@ class OutPath(click.Path):
 
 
 OUT_FILE = OutPath()
+
+
+class SchemaFile(click.ParamType[dict[str, Any]]):
+    """A JSON schema: a file, or the JSON itself."""
+
+    name = "schema"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return value
+        text = value if value.lstrip().startswith("{") else self._text_of(value, param, ctx)
+        try:
+            schema = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            self.fail(f"{shown(value)} is not JSON: {error}.", param, ctx)
+        if not isinstance(schema, dict):
+            self.fail(f"{shown(value)} is not a JSON schema, which is an object.", param, ctx)
+        return schema
+
+    def _text_of(self, path: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            with open(path, encoding="utf-8-sig") as file:
+                return file.read(_LONGEST_SCHEMA)
+        except (OSError, ValueError) as error:
+            cause = getattr(error, "strerror", None) or "is not a text in UTF-8"
+            self.fail(f"{shown(path)}: {cause}; name a file with a JSON schema.", param, ctx)
 
 
 class Positions(click.IntRange):
@@ -350,6 +381,21 @@ def sampling_options(command: Command, *, max_tokens: int | None = 128) -> Comma
             help="Stop before TEXT. May repeat.",
         ),
         option("--ignore-eos", is_flag=True, help="Continue after the model's end-of-text tokens."),
+        option(
+            "--schema",
+            also=("-j", "--json-schema", "-jf", "--json-schema-file", "--guided-json"),
+            excludes=("pattern", "ignore_eos"),
+            type=SchemaFile(),
+            metavar="FILE",
+            help="Write JSON that follows the JSON schema in FILE. FILE may be the JSON itself.",
+        ),
+        option(
+            "--pattern",
+            also=("--guided-regex",),
+            excludes=("ignore_eos",),
+            metavar="REGEX",
+            help="Write a text that matches this regular expression as a whole.",
+        ),
     ]
     return _with(command, options)
 

@@ -86,8 +86,10 @@ _REFUSED = (
         "SpecQD samples one text; give several --seed in turn.",
     ),
     (
-        "--grammar --grammar-file -j --json-schema --format --response-format --guided-json",
-        "`specqd serve` takes a JSON schema, as response_format.",
+        "--grammar --grammar-file --format --response-format --guided-grammar -j --json-schema -jf "
+        "--json-schema-file --guided-json --guided-regex",
+        "--schema FILE and --pattern REGEX restrict texts of `specqd generate` and `specqd chat`; "
+        "requests to a server have response_format.",
     ),
     (
         "--lora --lora-scaled --enable-lora --lora-modules --control-vector",

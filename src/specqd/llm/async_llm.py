@@ -172,7 +172,10 @@ class AsyncLLM:
     ) -> AsyncIterator[_Running]:
         """A request in the engine, which is closed at the end."""
         thread, engine = self._started(), self.llm.engine
-        job = Job(GenerationRequest(prompts, params), is_streamed=is_streamed)
+        make_grammar = None
+        if params.has_rules:
+            make_grammar = await asyncio.to_thread(self.llm.grammar_of, params)
+        job = Job(GenerationRequest(prompts, params, make_grammar), is_streamed=is_streamed)
         try:
             before = await thread.ask(lambda: Stats.of(engine))
             await thread.submit(job)

@@ -4,9 +4,10 @@ import warnings
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from copy import copy
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +15,11 @@ from numpy.typing import NDArray
 from specqd import _native
 from specqd.config import read_config, read_generation_defaults
 from specqd.engine.engine import Engine
-from specqd.engine.generation import GenerationRequest
+from specqd.engine.generation import GenerationRequest, MakeGrammar
 from specqd.engine.reports import chain_of
 from specqd.engine.turns import Turns
 from specqd.errors import FieldError, RequestError, SpecqdWarning, TokenizerError
+from specqd.extras import install_command
 from specqd.hub import resolve, shipped_model
 from specqd.llm import inputs, peers
 from specqd.llm.auto import check_small, checked_chain
@@ -32,6 +34,9 @@ from specqd.model.model import Machine, Model, Precision
 from specqd.model.prompt_files import PromptFiles
 from specqd.sampling import SamplingParams
 from specqd.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from specqd.grammars import Grammars
 
 _ONE_PRECISION = (
     "the weights are already MXFP4, so they have no fp4 draft; only n-grams or other models draft"
@@ -104,6 +109,7 @@ class LLM:
         self._small = small
         self._drafts = Drafts(self.directory, precision, self.tokenizer)
         specs = checked_chain(draft, small, precision, self.directory, own, self._drafts)
+        self._grammars: Grammars | None = None
         self.turns = Turns()
         with self.turns.alone():  # the interpreter waits for it at exit
             progress = self._drafts.overall(specs, progress)
@@ -137,6 +143,31 @@ class LLM:
         if self._engine is None:
             raise self._is_closed()
         return self._engine
+
+    @property
+    def grammars(self) -> "Grammars":
+        """What makes the grammars of schemas and patterns. Raises RequestError without the
+        package that it needs."""
+        if self._grammars is None:
+            try:
+                from specqd.grammars import Grammars
+            except ImportError as error:
+                problem = (
+                    f"schemas, patterns and tools need llguidance; {install_command('structured')}"
+                )
+                raise RequestError(problem) from error
+            eos = sorted(self.engine.eos_token_ids)
+            self._grammars = Grammars(self.tokenizer, self.model.vocabulary, eos)
+        return self._grammars
+
+    def grammar_of(self, params: SamplingParams) -> MakeGrammar | None:
+        """Makes the grammars of the parameters' schema or pattern, one for each sample; None if
+        they have neither. Takes up to a second. Raises FieldError if it cannot be enforced."""
+        if params.schema is not None:
+            return self.grammars.of_schema(params.schema, "schema")
+        if params.pattern is not None:
+            return self.grammars.of_pattern(params.pattern, "pattern")
+        return None
 
     def close(self) -> None:
         """Frees the model's memory, unless another LLM of `with_draft` uses it. Later calls raise
@@ -286,6 +317,8 @@ class LLM:
         return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def _begin(self, request: GenerationRequest) -> Call:
+        if request.make_grammar is None:
+            request = replace(request, make_grammar=self.grammar_of(request.params))
         return Call(self.engine, self.turns, request)
 
     def _stream(

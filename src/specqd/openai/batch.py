@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -20,7 +21,6 @@ from specqd.engine.generation import Generation, MakeGrammar
 from specqd.engine.reports import chain_of
 from specqd.engine.updates import Update
 from specqd.errors import RequestError, SpecqdError, TokenizerError, naming_file, shown
-from specqd.extras import install_command
 from specqd.formats.sync import sync
 from specqd.llm import LLM
 from specqd.openai.answers import Answer, Reply, Usage, form_of
@@ -297,14 +297,10 @@ def _grammar_of(llm: LLM, batch: Batch) -> GrammarOf | None:
     """Returns None if no request has a grammar: only grammars need llguidance."""
     if not any(each.request.has_rules for each in batch.requests):
         return None
-    try:
-        from specqd.openai.grammar import JsonGrammars
-    except ImportError as error:
-        raise RequestError(
-            f"{batch.path}: response_format and tools need llguidance; {install_command('serve')}"
-        ) from error
-    eos = sorted(llm.engine.eos_token_ids)
-    return JsonGrammars(llm.tokenizer, llm.model.vocabulary, eos).of_request
+    grammars = llm.grammars
+    from specqd.openai.grammar import request_grammar
+
+    return partial(request_grammar, grammars)
 
 
 def _submit(llm: LLM, line: BatchRequest, grammar_of: GrammarOf | None) -> _Running:

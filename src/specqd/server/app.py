@@ -23,8 +23,9 @@ from specqd.engine.generation import MakeGrammar
 from specqd.engine.reports import Stats, chain_of, longest_proposal
 from specqd.engine.thread import EngineThread, Job
 from specqd.errors import SpecqdError, shown
+from specqd.grammars import Grammars
 from specqd.openai.answers import Answer, Reply, Usage, form_of
-from specqd.openai.grammar import JsonGrammars
+from specqd.openai.grammar import request_grammar
 from specqd.openai.parts import BlockReader
 from specqd.openai.requests import Prepared, chat_request, completion_request
 from specqd.openai.requests import Request as ApiRequest
@@ -80,7 +81,7 @@ class Service:
         self.metrics = Metrics(serving.model_name, Stats.of(serving.engine), self.bandwidth)
         self.thread = EngineThread(serving.engine, self.metrics)
         self.created = int(time.time())
-        self.grammars = JsonGrammars(
+        self.grammars = Grammars(
             self.tokenizer,
             serving.engine.level.model.vocabulary,
             sorted(serving.engine.eos_token_ids),
@@ -127,7 +128,7 @@ class Service:
             self.engine.check_length(len(prompt))
         make_grammar = None
         if prepared.has_rules:
-            make_grammar = await asyncio.to_thread(self.grammars.of_request, prepared)
+            make_grammar = await asyncio.to_thread(request_grammar, self.grammars, prepared)
         answer = (reply_of or self._answer)(prepared, token_hex(12))
         job = self._job(prepared, make_grammar, client)
         self._check_places(job.request.num_samples)
