@@ -317,14 +317,3 @@ def test_schemas_that_cannot_be_enforced_are_400(
     assert reply.error["param"] == "tools"
     assert says in reply.error["message"]
     assert served.ask("POST", CHAT, body).status == 200  # auto: no schema is enforced
-
-
-def test_tools_are_rejected_without_a_known_form_of_calls(tmp_path: Path, seed: int) -> None:
-    directory = add_template(make_model(tmp_path / "small", Shape(), seed))
-    with serving(str(directory)) as served:
-        body = {"messages": MESSAGES, "tools": TOOLS}
-        reply = served.ask("POST", CHAT, body)
-        assert (reply.status, reply.error["param"]) == (400, "tools")
-        assert "in an unknown form" in reply.error["message"]
-        body |= {"tool_choice": "none", "max_tokens": 2}
-        assert served.ask("POST", CHAT, body).status == 200

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ UNTAGGED_ELSEWHERE = LLAMA.replace("[assistant]{{ script }}", "[assistant][think
 
 
 def tokenizer_of(directory: Path, template: str | None, special: Sequence[str] = ()) -> Tokenizer:
+    directory.mkdir(exist_ok=True)
     write_tokenizer(directory, 320)
     path = directory / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
@@ -68,11 +70,13 @@ def test_a_template_that_explains_tags_uses_the_form_of_hermes(
 
 
 @pytest.mark.parametrize("template", [IN_BRACKETS, REFUSING, UNTAGGED_ELSEWHERE])
-def test_a_template_without_a_known_form_is_rejected(tmp_path: Path, template: str) -> None:
-    with pytest.raises(FieldError, match="writes calls in an unknown form") as refused:
-        call_form(tokenizer_of(tmp_path, template))
-    assert refused.value.field == "tools"
-    assert "\n" not in str(refused.value)
+def test_without_a_known_form_calls_have_that_of_hermes_in_plain_messages(
+    tmp_path: Path, template: str
+) -> None:
+    form = call_form(tokenizer_of(tmp_path, template))
+    hermes = call_form(tokenizer_of(tmp_path / "hermes", HERMES))
+    shows_system = template != REFUSING  # it shows no message at all
+    assert form == replace(hermes, described_in="system" if shows_system else "user")
 
 
 def test_tools_need_a_template(tmp_path: Path) -> None:

@@ -100,13 +100,17 @@ class ChatRequest:
         if self.options.pattern is not None:
             raise FieldError(field, "cannot be combined with tools; remove one")
 
-    def encoded(self, tokenizer: Tokenizer) -> list[list[int]]:
+    def encoded(self, tokenizer: Tokenizer, form: CallForm | None = None) -> list[list[int]]:
         """Renders the one prompt with the model's template, and returns its token ids.
 
-        Raises RequestError if the template rejects it, TokenizerError if it fails.
+        form: of this tokenizer's calls, if it is known already. Raises RequestError if the template
+        rejects it, TokenizerError if it fails.
         """
+        if self.tool_use is None and not any(map(_has_call, self.messages)):
+            return [tokenizer.chat(self.messages, **self.template_variables)]
         tools = [tool.described() for tool in self.tool_use.tools] if self.tool_use else None
-        return [tokenizer.chat(self.messages, tools=tools, **self.template_variables)]
+        form = form or call_form(tokenizer)
+        return [form.encoded(tokenizer, self.messages, tools, self.template_variables)]
 
 
 Request = CompletionRequest | ChatRequest
@@ -136,7 +140,10 @@ class Prepared:
             form = call_form(tokenizer)
         if is_channeled or (form is not None and form.special_ids):
             params = replace(params, skip_special_tokens=False)
-        prompts = request.encoded(tokenizer)
+        if isinstance(request, ChatRequest):
+            prompts = request.encoded(tokenizer, form)
+        else:
+            prompts = request.encoded(tokenizer)
         if params.prompt_logprobs is not None:
             count = sum(map(len, prompts)) * params.n * (1 + params.prompt_logprobs)
             if count > MOST_PROMPT_LOGPROBS:
@@ -167,6 +174,10 @@ class Prepared:
     @property
     def tool_use(self) -> ToolUse | None:
         return self.request.tool_use if isinstance(self.request, ChatRequest) else None
+
+
+def _has_call(message: Message) -> bool:
+    return message["role"] == "tool" or bool(message.get("tool_calls"))
 
 
 def completion_request(body: object) -> CompletionRequest:

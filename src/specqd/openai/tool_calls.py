@@ -1,16 +1,19 @@
 """Owns the tools that a text may or must call, and the form in which a model writes calls.
 
 Finds the form by a probe: the model's chat template renders a call, and the form is read from the
-result. Knows templates and tokens. Knows nothing of the bodies of requests and answers.
+result. If the template has no known form, plain messages describe tools and calls instead. Knows
+templates and tokens. Knows nothing of the bodies of requests and answers.
 """
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from specqd.errors import FieldError, SpecqdError
+from specqd.openai.plain_tools import Message, Place, in_messages
+from specqd.text.json_schema import with_bounded_space
 from specqd.text.tokenizer import Tokenizer
 
 OPENER, CLOSER = "<tool_call>", "</tool_call>"  # of Hermes, Qwen and others
@@ -76,6 +79,23 @@ class CallForm:
     end: str
     is_tagged: bool  # calls are in <tool_call> tags within text; otherwise a call is the whole text
     special_ids: Mapping[str, int]  # the ids of those tags that are special tokens
+    # Where plain messages describe the tools; None: the template does.
+    described_in: Place | None = None
+
+    def encoded(
+        self,
+        tokenizer: Tokenizer,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+    ) -> list[int]:
+        """Returns the token ids of a chat's prompt. tools: as templates expect them.
+
+        Raises RequestError if the template rejects it, TokenizerError if it fails.
+        """
+        if self.described_in is None:
+            return tokenizer.chat(messages, tools=tools, **variables)
+        return tokenizer.chat(in_messages(messages, tools or (), self.described_in), **variables)
 
     def rules(self, use: ToolUse, answer: Mapping[str, Any] | None) -> str:
         """Returns the grammar in llguidance's Lark. answer: the schema of a text without calls.
@@ -88,7 +108,7 @@ class CallForm:
         if use.must_call:
             return f"start: {calls}\n{call}"
         if answer is not None and self.is_tagged:
-            return f"start: {calls} | %json {json.dumps(answer)}\n{call}"
+            return f"start: {calls} | {_json(answer)}\n{call}"
         if answer is not None:
             raise FieldError(
                 "response_format",
@@ -109,7 +129,7 @@ class CallForm:
 
     def _calls(self, use: ToolUse, begin: str) -> str:
         return " | ".join(
-            f"{self._lark(begin + tool.name + self.middle)} %json {json.dumps(tool.parameters)} "
+            f"{self._lark(begin + tool.name + self.middle)} {_json(tool.parameters)} "
             f"{self._lark(self.end)}"
             for tool in use.callable
         )
@@ -123,10 +143,16 @@ class CallForm:
         )
 
 
+def _json(schema: Mapping[str, Any]) -> str:
+    """Returns the rule of a JSON schema, in llguidance's Lark."""
+    return f"%json {json.dumps(with_bounded_space(schema))}"
+
+
 def call_form(tokenizer: Tokenizer) -> CallForm:
     """Finds the form in which this tokenizer's model writes calls.
 
-    Raises FieldError if the template uses no known form, RequestError if there is no template.
+    If its chat template uses no known form, it is that of Hermes, described in plain messages.
+    Raises RequestError if there is no template.
     """
     tools = [Tool(_PROBE, NO_PARAMETERS, False, "?").described()]
     asked = [{"role": "user", "content": "?"}]
@@ -140,14 +166,17 @@ def call_form(tokenizer: Tokenizer) -> CallForm:
         text = tokenizer.render_chat([*asked, answer], tools=tools, add_generation_prompt=False)
     except SpecqdError:  # the template rejects such messages
         text = prompt
-    form = _form_in(prompt, text, tokenizer)
-    if form is None:
-        raise FieldError(
-            "tools",
-            "the chat template of this model writes calls in an unknown form (known: <tool_call> "
-            "and Llama 3's JSON); leave tools out",
-        )
-    return form
+    return _form_in(prompt, text, tokenizer) or _hermes(tokenizer, _place_in(tokenizer))
+
+
+def _place_in(tokenizer: Tokenizer) -> Place:
+    """Returns which message can describe tools: some templates reject system messages or omit
+    them."""
+    messages = [{"role": "system", "content": _PROBE}, {"role": "user", "content": "?"}]
+    try:
+        return "system" if _PROBE in tokenizer.render_chat(messages) else "user"
+    except SpecqdError:
+        return "user"
 
 
 def _form_in(prompt: str, text: str, tokenizer: Tokenizer) -> CallForm | None:
@@ -165,10 +194,14 @@ def _form_in(prompt: str, text: str, tokenizer: Tokenizer) -> CallForm | None:
             special = _special(tokenizer, PYTHON_TAG)
             return CallForm(found[1], found[2], found[3], False, special)
     if _EXPLAINED.search(text):  # the template explains the form, but does not render calls in it
-        special = _special(tokenizer, OPENER, CLOSER)
-        begin, end = f'{OPENER}\n{{"name": "', f"}}\n{CLOSER}"
-        return CallForm(begin, '", "arguments": ', end, True, special)
+        return _hermes(tokenizer)
     return None
+
+
+def _hermes(tokenizer: Tokenizer, described_in: Place | None = None) -> CallForm:
+    special = _special(tokenizer, OPENER, CLOSER)
+    begin, end = f'{OPENER}\n{{"name": "', f"}}\n{CLOSER}"
+    return CallForm(begin, '", "arguments": ', end, True, special, described_in)
 
 
 def _special(tokenizer: Tokenizer, *tags: str) -> dict[str, int]:
