@@ -321,7 +321,8 @@ class ChatForm:
         sample, thought, content, calls = update.sample, "", "", dict[int, Json]()
         if sample not in self._readers:
             self._readers[sample] = PartReader(self._prepared)
-        for part in self._readers[sample].read(update):
+        is_last = update.finish_reason is not None
+        for part in self._readers[sample].read(update.text, is_last=is_last):
             if isinstance(part, Thought):
                 thought += part.text
             elif isinstance(part, str):

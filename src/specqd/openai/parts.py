@@ -1,6 +1,6 @@
 """Splits a chat's answer into reasoning, content and tool calls, in the order of the model's text.
 
-Knows updates. Does not know in which form they are sent.
+Knows the text of updates. Does not know in which form parts are sent.
 """
 
 from collections.abc import Iterator
@@ -43,11 +43,9 @@ class PartReader:
         """Whether the text so far has a complete call."""
         return self._tools is not None and self._tools.num_calls > 0
 
-    def read(self, update: Update) -> list[Part]:
-        """Returns the parts that this update made final."""
-        is_last = update.finish_reason is not None
+    def read(self, text: str, *, is_last: bool) -> list[Part]:
+        """Returns the parts that this text made final. is_last: no text follows."""
         parts: list[Part] = []
-        text = update.text
         if self._channels is not None:
             text, thought = self._channels.split(text, is_last=is_last)
             parts += [Thought(thought)] if thought else []
@@ -88,7 +86,7 @@ class BlockReader:
 
     def read(self, update: Update) -> Iterator[tuple[Step, Block, str]]:
         """Yields steps with their blocks and, for "more", the new text."""
-        for part in self._reader.read(update):
+        for part in self._reader.read(update.text, is_last=update.finish_reason is not None):
             kind, name, text, number = _members_of(part)
             if self._open is None or (self._open[0].kind, self._open[1]) != (kind, number):
                 yield from self._end()
