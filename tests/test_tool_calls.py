@@ -33,14 +33,17 @@ REFUSING = "{% for m in messages %}{{ raise_exception('no') if m.tool_calls }}{%
 UNTAGGED_ELSEWHERE = LLAMA.replace("[assistant]{{ script }}", "[assistant][thinking]")
 
 
-def tokenizer_of(directory: Path, template: str | None, special: Sequence[str] = ()) -> Tokenizer:
+def tokenizer_of(
+    directory: Path, template: str | None, added: Sequence[str] = (), *, is_special: bool = True
+) -> Tokenizer:
     directory.mkdir(exist_ok=True)
     write_tokenizer(directory, 320)
     path = directory / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
     like = tokenizer["added_tokens"][0]
-    for i, mark in enumerate(special):
-        tokenizer["added_tokens"].append(like | {"id": 320 + i, "content": mark})
+    for i, mark in enumerate(added):
+        token = {"id": 320 + i, "content": mark, "special": is_special}
+        tokenizer["added_tokens"].append(like | token)
     path.write_text(json.dumps(tokenizer))
     if template is not None:
         path = directory / "tokenizer_config.json"
@@ -115,11 +118,20 @@ def check_rules(
     assert [text for text in wrong if follows(tokenizer, rules, text)] == []
 
 
-@pytest.mark.parametrize("special", [(), ("<tool_call>", "</tool_call>")], ids=["plain", "special"])
+@pytest.mark.parametrize(
+    ("added", "is_special"),
+    [
+        ((), False),
+        (("<tool_call>", "</tool_call>"), True),
+        (("<tool_call>", "</tool_call>"), False),
+    ],
+    ids=["plain", "special", "added"],
+)
 def test_rules_of_tagged_calls_accept_only_correct_texts(
-    tmp_path: Path, special: Sequence[str]
+    tmp_path: Path, added: Sequence[str], is_special: bool
 ) -> None:
-    tokenizer = tokenizer_of(tmp_path, HERMES, special)
+    tokenizer = tokenizer_of(tmp_path, HERMES, added, is_special=is_special)
+    assert call_form(tokenizer).has_hidden_tags == is_special
     bad = GET.replace("true", "1")
     unknown = GET.replace('"get"', '"put"')
     must = ToolUse(TOOLS, must_call=True)

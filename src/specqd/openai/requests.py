@@ -138,7 +138,7 @@ class Prepared:
         is_channeled = is_free_chat and has_channels(tokenizer)
         if isinstance(request, ChatRequest) and request.tool_use is not None:
             form = call_form(tokenizer)
-        if is_channeled or (form is not None and form.special_ids):
+        if is_channeled or (form is not None and form.has_hidden_tags):
             params = replace(params, skip_special_tokens=False)
         if isinstance(request, ChatRequest):
             prompts = request.encoded(tokenizer, form)

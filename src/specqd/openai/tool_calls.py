@@ -8,7 +8,7 @@ templates and tokens. Knows nothing of the bodies of requests and answers.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specqd.errors import FieldError, SpecqdError
@@ -78,9 +78,12 @@ class CallForm:
     middle: str
     end: str
     is_tagged: bool  # calls are in <tool_call> tags within text; otherwise a call is the whole text
-    special_ids: Mapping[str, int]  # the ids of those tags that are special tokens
+    # The ids of those tags that are added tokens. Grammars do not see their texts: llguidance takes
+    # all added tokens of the form <...> as special.
+    special_ids: Mapping[str, int]
     # Where plain messages describe the tools; None: the template does.
     described_in: Place | None = None
+    has_hidden_tags: bool = False  # which decoding skips by default
 
     def encoded(
         self,
@@ -166,7 +169,8 @@ def call_form(tokenizer: Tokenizer) -> CallForm:
         text = tokenizer.render_chat([*asked, answer], tools=tools, add_generation_prompt=False)
     except SpecqdError:  # the template rejects such messages
         text = prompt
-    return _form_in(prompt, text, tokenizer) or _hermes(tokenizer, _place_in(tokenizer))
+    form = _form_in(prompt, text, tokenizer) or _hermes(tokenizer, _place_in(tokenizer))
+    return replace(form, has_hidden_tags=any(map(tokenizer.is_special, form.special_ids)))
 
 
 def _place_in(tokenizer: Tokenizer) -> Place:
@@ -205,5 +209,5 @@ def _hermes(tokenizer: Tokenizer, described_in: Place | None = None) -> CallForm
 
 
 def _special(tokenizer: Tokenizer, *tags: str) -> dict[str, int]:
-    ids = {tag: tokenizer.id_of(tag) for tag in tags if tokenizer.is_special(tag)}
+    ids = {tag: tokenizer.id_of(tag) for tag in tags if tokenizer.is_added(tag)}
     return {tag: token for tag, token in ids.items() if token is not None}

@@ -198,6 +198,11 @@ class Tokenizer:
         """Returns whether `decode` omits the token by default."""
         return self.id_of(token) in self.special_ids
 
+    def is_added(self, token: str) -> bool:
+        """Returns whether the token is no part of the model's own vocabulary of pieces, so that its
+        text is never split."""
+        return self.id_of(token) in self._backend.get_added_tokens_decoder()
+
     def id_of(self, token: str | None) -> int | None:
         """Returns the id of a token by its spelling, or None."""
         return None if token is None else self._backend.token_to_id(token)
