@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specqd.cli.answers import ChanneledAnswer
+from specqd.cli.answers import ReasonedAnswer
 from specqd.engine.updates import Update
 from specqd.openai.answers import form_of
 from specqd.openai.requests import Prepared, chat_request
 from specqd.text.channels import ChannelReader, has_channels
+from specqd.text.reasoning import Reasoning
 from specqd.text.tokenizer import Tokenizer
 from support.command_line import run_program
 from support.random_models import Shape, make_model
@@ -48,7 +49,7 @@ def test_a_text_without_marks_is_the_answer() -> None:
 def test_thoughts_go_to_standard_error_and_are_not_kept(
     capsys: pytest.CaptureFixture[str], shows_thoughts: bool
 ) -> None:
-    answer = ChanneledAnswer(shows_thoughts=shows_thoughts)
+    answer = ReasonedAnswer(Reasoning(None), shows_thoughts=shows_thoughts)
     for token in [*TOKENS[:6], "\x1b[1m", *TOKENS[6:]]:
         answer.show(token)
     answer.finish()
@@ -75,7 +76,7 @@ def test_a_message_has_thoughts_in_a_separate_field(
 ) -> None:
     tokenizer = Tokenizer.open(make_model(tmp_path / "model", Shape(), seed))
     request = chat_request({"messages": [{"role": "user", "content": "Say."}]})
-    prepared = Prepared(request, [[1]], request.params, has_channels=True)
+    prepared = Prepared(request, [[1]], request.params, reasoning=Reasoning(None))
     ends = np.flatnonzero(rng.random(len(TOKENS)) < rng.random()) + 1
     bounds = [0, *(end for end in ends if end < len(TOKENS)), len(TOKENS)]
     texts = ["".join(TOKENS[start:end]) for start, end in pairwise(bounds)]

@@ -40,6 +40,8 @@ VALUES = {
     "-r": ("--stop", "x"),
     "--reverse-prompt": ("--stop", "x"),
     "--n-probs": ("--logprobs", "2"),
+    "--reasoning-budget": ("--thinking-token-budget", "7"),
+    "--think-budget": ("--thinking-token-budget", "7"),
     "-j": ("--schema", "{}"),
     "--json-schema": ("--schema", "{}"),
     "-jf": ("--schema", "{}"),

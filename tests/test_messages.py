@@ -295,7 +295,7 @@ def test_blocks_become_the_messages_of_a_chat() -> None:
         {"role": "tool", "name": "f", "tool_call_id": "x", "content": "r"},
         {"role": "user", "content": "one\ntwo"},
     ]
-    assert chat.template_variables == {"enable_thinking": True}
+    assert chat.template_variables == {"enable_thinking": True, "thinking": True}
     del body["max_tokens"]
     assert count_request(body).messages == chat.messages
 

@@ -141,6 +141,7 @@ def test_the_error_for_a_bad_completion_names_its_field(
         ("chat_template_kwargs", {"chat_template_kwargs": [1]}),
         ("chat_template_kwargs", {"chat_template_kwargs": {"self": 1}}),
         ("max_completion_tokens", {"max_completion_tokens": 0}),
+        ("thinking_token_budget", {"thinking_token_budget": -1}),
         ("top_logprobs", {"top_logprobs": 2}),
         ("top_logprobs", {"top_logprobs": 21, "logprobs": True}),
         ("logprobs", {"logprobs": 2}),

@@ -30,8 +30,11 @@ def test_a_chat_has_no_limit_by_default() -> None:
 
 
 def test_the_reasoning_effort_reaches_the_template() -> None:
+    on, off = ({"enable_thinking": thinks, "thinking": thinks} for thinks in (True, False))
     request = chat_request({"messages": MESSAGES, "reasoning_effort": "low"})
-    assert request.template_variables == {"reasoning_effort": "low"}
+    assert request.template_variables == {"reasoning_effort": "low", **on}
+    request = chat_request({"messages": MESSAGES, "reasoning_effort": "none"})
+    assert request.template_variables == off
 
 
 def test_every_field_is_read() -> None:

@@ -266,7 +266,8 @@ def test_items_become_the_messages_of_a_chat() -> None:
 
 def test_effort_reaches_the_template() -> None:
     request = responses_request({"input": "q", "reasoning": {"effort": "low", "summary": "auto"}})
-    assert request.chat.template_variables == {"reasoning_effort": "low"}
+    switches = {"enable_thinking": True, "thinking": True}
+    assert request.chat.template_variables == {"reasoning_effort": "low", **switches}
 
 
 @pytest.mark.parametrize(

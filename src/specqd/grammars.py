@@ -31,9 +31,9 @@ class Grammars:
     def __init__(
         self, tokenizer: Tokenizer, vocabulary: int, eos_token_ids: SequenceOf[int]
     ) -> None:
-        self._tokenizer = tokenizer
-        self._vocabulary = vocabulary
-        self._eos = list(eos_token_ids)
+        self.tokenizer = tokenizer
+        self.vocabulary = vocabulary
+        self.eos_token_ids = list(eos_token_ids)
         self._tables: llguidance.LLTokenizer | None = None
 
     def of_schema(self, schema: Mapping[str, Any], field: str = "response_format") -> MakeGrammar:
@@ -70,18 +70,18 @@ class Grammars:
             raise _not_enforceable(error, field, kind) from error
         if first.is_error():
             raise _not_enforceable(first.get_error(), field, kind)
-        words = -(-self._vocabulary // 32)
+        words = -(-self.vocabulary // 32)
         mask = np.frombuffer(bits, np.uint32)[:words]
         return lambda: TextGrammar(matcher, mask)
 
     def _tokens(self, field: str) -> llguidance.LLTokenizer:
-        if not self._eos:
+        if not self.eos_token_ids:
             raise FieldError(
                 field, "this model has no end token, which restricted text needs; leave it out"
             )
         if self._tables is None:
             self._tables = llguidance.LLTokenizer(
-                self._tokenizer.to_json(), n_vocab=self._vocabulary, eos_token=self._eos
+                self.tokenizer.to_json(), n_vocab=self.vocabulary, eos_token=self.eos_token_ids
             )
         return self._tables
 

@@ -20,6 +20,7 @@ _OPEN_WHOLE = {
     "seed": (0, 2**64 - 1),
     "logprobs": (0, 1000),
     "prompt_logprobs": (0, 1000),
+    "thinking_token_budget": (0, _MOST_INT32),
 }
 _OPEN_REAL = {"top_p": (1e-6, 1), "min_p": (0, 1), "repetition_penalty": (0.01, 100)}
 # For chats with a model whose authors recommend no sampling: greedy answers of small models repeat
@@ -67,6 +68,8 @@ class SamplingParams:
     pattern: the whole text must match this regular expression, in Rust's syntax without
         look-around. Schema and pattern need the extra `structured`. FieldError says, when the text
         begins, what cannot be enforced. A text that reaches max_tokens is cut.
+    thinking_token_budget: most tokens of the reasoning before an answer; then its closing mark is
+        forced. Has no effect on a model whose chat template marks no reasoning, and on gpt-oss.
     """
 
     max_tokens: int | None = 128
@@ -88,6 +91,7 @@ class SamplingParams:
     skip_special_tokens: bool = True  # from the text, in which stop strings are searched too
     schema: Any = None  # kept as a dict
     pattern: str | None = None
+    thinking_token_budget: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):

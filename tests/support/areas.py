@@ -6,7 +6,9 @@ from fnmatch import fnmatch
 AREAS = {
     "formats": "draft_formats formats fp4 gguf* hostile_metadata packed_changes tensors wrapping",
     "config": "config* hostile_metadata rope",
-    "text": "calibration channels chat_template stops template_process text_parts tokenizer*",
+    "text": (
+        "calibration channels chat_template reasoning stops template_process text_parts tokenizer*"
+    ),
     "hub": "cached_models disk_faults hub* small_*",
     "model": (
         "calibration context decoder dflash* exactness experts find_wrong_bit fp4 gemma4 "

@@ -10,7 +10,12 @@ from typing import Any
 from specqd.config.fields import Fields
 from specqd.errors import FieldError, shown
 from specqd.openai.options import MOST_INT32, Options, options_of, sampling_params, stops_of
-from specqd.openai.requests import ChatRequest, effort_variable, template_variables
+from specqd.openai.requests import (
+    ChatRequest,
+    effort_variable,
+    template_variables,
+    thinking_variables,
+)
 from specqd.openai.tool_calls import Tool, ToolUse
 from specqd.openai.tools import (
     MOST_TOOLS,
@@ -57,7 +62,7 @@ def messages_request(body: object) -> ChatRequest:
     chat = _chat(fields, options_of(fields))
     if chat.messages[-1]["role"] == "assistant":
         raise FieldError("messages", "the last message is the assistant's; end with a user message")
-    chat = replace(chat, params=replace(params, stop=stops))
+    chat = replace(chat, params=replace(params, stop=stops, thinking_token_budget=_budget(fields)))
     chat.check_rules()
     return chat
 
@@ -83,15 +88,20 @@ def _chat(fields: Fields, options: Options) -> ChatRequest:
 
 
 def _thinking(fields: Fields) -> Json:
-    """Returns whether the model thinks, as the variable of Qwen's and other templates."""
+    """Returns whether the model thinks, as variables of templates."""
     thinking = fields.nested("thinking", ("type", "budget_tokens", "display"))
     if thinking is None:
         return {}
     kind = thinking.text("type")
     if kind not in ("enabled", "adaptive", "disabled"):
         raise thinking.wrong("type", "enabled, adaptive or disabled")
-    thinking.whole("budget_tokens", 1, MOST_INT32)
-    return {"enable_thinking": kind != "disabled"}
+    return thinking_variables(kind != "disabled")
+
+
+def _budget(fields: Fields) -> int | None:
+    """Returns the most tokens of the reasoning, or None."""
+    thinking = fields.nested("thinking", ("type", "budget_tokens", "display"))
+    return None if thinking is None else thinking.whole("budget_tokens", 1, MOST_INT32)
 
 
 def _output(fields: Fields) -> tuple[Json, Json | None]:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from specqd.cli.terminal import ProgressBar, harmless, has_colour, outputs_meet, write_text
 from specqd.cli.wrapping import WordWrap
-from specqd.text.channels import ANSWER, ChannelReader
 
 if TYPE_CHECKING:
     from specqd.llm import Result, Stream
+    from specqd.text.reasoning import Reasoning
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
@@ -47,32 +47,36 @@ class RawAnswer(PlainAnswer):
             print(file=sys.stderr)  # not to stdout: the text stays as it is
 
 
-class ChanneledAnswer(PlainAnswer):
-    """Shows only the answer channel. Thoughts are shown dimmed on standard error, if that is a
-    terminal, and are not kept."""
+class ReasonedAnswer(PlainAnswer):
+    """Shows only the answer. The reasoning is shown dimmed on standard error, if that is a
+    terminal, and is not kept."""
 
-    def __init__(self, *, shows_thoughts: bool, is_wrapped: bool = False) -> None:
+    def __init__(
+        self, reasoning: "Reasoning", *, shows_thoughts: bool, is_wrapped: bool = False
+    ) -> None:
         super().__init__(is_wrapped=is_wrapped)
         self._thought_wrap = WordWrap(_columns) if is_wrapped and sys.stderr.isatty() else None
-        self._reader = ChannelReader()
+        self._splitter = reasoning.splitter()
         self._shows_thoughts = shows_thoughts
         self._is_thinking = False
 
     def show(self, piece: str) -> None:
-        for channel, text in self._reader.feed(piece):
-            if channel == ANSWER:
-                self._end_thought()
-                super().show(text)
-            elif self._shows_thoughts:
-                self._is_thinking = True
-                wrap = self._thought_wrap
-                _think(wrap.feed(harmless(text)) if wrap else harmless(text))
+        self._show(*self._splitter.split(piece, is_last=False))
 
     def finish(self) -> None:
+        self._show(*self._splitter.split("", is_last=True))
         self._end_thought()
-        for _, text in self._reader.finish():
-            super().show(text)
         super().finish()
+
+    def _show(self, answer: str, thought: str) -> None:
+        """Shows new text of the reasoning, which comes first, and of the answer."""
+        if thought and self._shows_thoughts:
+            self._is_thinking = True
+            wrap = self._thought_wrap
+            _think(wrap.feed(harmless(thought)) if wrap else harmless(thought))
+        if answer:
+            self._end_thought()
+            super().show(answer)
 
     def _end_thought(self) -> None:
         if self._is_thinking:

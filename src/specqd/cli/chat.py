@@ -33,7 +33,6 @@ from specqd.cli.options import (
 )
 from specqd.cli.talk import COMMANDS, LEAVE, Talk
 from specqd.cli.terminal import no_echo, say
-from specqd.text.channels import has_channels
 
 if TYPE_CHECKING:
     from specqd.llm import LLM
@@ -121,8 +120,6 @@ def _params(llm: "LLM", params: "SamplingParams") -> "SamplingParams":
     """The parameters with what this model's text needs."""
     if not llm.tokenizer.has_chat_template and params.max_tokens is None:
         params = replace(params, max_tokens=128)
-    if llm.tokenizer.has_chat_template and has_channels(llm.tokenizer):
-        params = replace(params, skip_special_tokens=False)  # they say which channel it is
     return params
 
 

@@ -8,8 +8,6 @@ from specqd.errors import RequestError
 if TYPE_CHECKING:
     from specqd.text.tokenizer import Tokenizer
 
-_THINKING = "enable_thinking"
-
 
 class Conversation(Protocol):
     """Messages and answers so far; grows by a message and its answer."""
@@ -141,12 +139,15 @@ def thinking(tokenizer: "Tokenizer", thinks: bool | None) -> dict[str, Any]:
     does not know them."""
     if thinks is None:
         return {}
-    if not tokenizer.has_template_variable(_THINKING):
+    from specqd.text.reasoning import SWITCHES, switched
+
+    variables = switched(tokenizer, thinks)
+    if not variables:
         raise RequestError(
-            f"the chat template of this model has no {_THINKING}, so --think and --no-think have "
-            "no effect; leave them out"
+            f"the chat template of this model has no {' or '.join(SWITCHES)}, so --think and "
+            "--no-think have no effect; leave them out"
         )
-    return {_THINKING: thinks}
+    return variables
 
 
 def converse(tokenizer: "Tokenizer", system: str | None = None) -> Conversation:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specqd.cli import explain
-from specqd.cli.answers import ChanneledAnswer, PlainAnswer, RawAnswer, reading_bar, write_answer
+from specqd.cli.answers import PlainAnswer, RawAnswer, ReasonedAnswer, reading_bar, write_answer
 from specqd.cli.command import Command
 from specqd.cli.conversation import thinking
 from specqd.cli.draft_options import Drafting, draft_options
@@ -39,7 +39,6 @@ from specqd.cli.options import (
 from specqd.cli.summary import level_table, prompt_speed, summary
 from specqd.cli.terminal import one_line, say
 from specqd.errors import RequestError
-from specqd.text.channels import has_channels
 
 if TYPE_CHECKING:
     from specqd.llm import LLM, Prompt, Result
@@ -147,12 +146,15 @@ def generate(
 def write_stream(
     llm: "LLM", prompt: "Prompt", params: "SamplingParams", *, is_chat: bool
 ) -> "Result":
-    """Streams a completion; for a chat with channels, only the answer."""
-    if is_chat and has_channels(llm.tokenizer):
-        params = replace(params, skip_special_tokens=False)
-        answer: PlainAnswer = ChanneledAnswer(shows_thoughts=sys.stderr.isatty())
-    else:
-        answer = RawAnswer()
+    """Streams a completion; for a chat, only the answer without its reasoning."""
+    from specqd.text.reasoning import reasoning_of
+
+    ids = llm.encode(prompt)
+    reasoning = reasoning_of(llm.tokenizer, ids) if is_chat else None
+    answer: PlainAnswer = RawAnswer()
+    if reasoning is not None:
+        params = replace(params, skip_special_tokens=not reasoning.has_special_marks)
+        answer = ReasonedAnswer(reasoning, shows_thoughts=sys.stderr.isatty())
     with reading_bar() as bar:
         return write_answer(llm.stream(prompt, params, on_prompt=bar), answer, bar)
 

@@ -382,6 +382,13 @@ def sampling_options(command: Command, *, max_tokens: int | None = 128) -> Comma
         ),
         option("--ignore-eos", is_flag=True, help="Continue after the model's end-of-text tokens."),
         option(
+            "--thinking-token-budget",
+            also=("--reasoning-budget", "--think-budget"),
+            type=int,
+            metavar="N",
+            help="Most tokens of the reasoning before an answer; then the answer begins.",
+        ),
+        option(
             "--schema",
             also=("-j", "--json-schema", "-jf", "--json-schema-file", "--guided-json"),
             excludes=("pattern", "ignore_eos"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from specqd.cli import explain
-from specqd.cli.answers import ChanneledAnswer, PlainAnswer, reading_bar, write_answer
+from specqd.cli.answers import PlainAnswer, ReasonedAnswer, reading_bar, write_answer
 from specqd.cli.chat_settings import Settings
 from specqd.cli.conversation import converse
 from specqd.cli.summary import is_full, level_table, prompt_speed, summary
@@ -22,6 +22,7 @@ from specqd.errors import RequestError, SpecqdError
 if TYPE_CHECKING:
     from specqd.llm import LLM, Result, Stream
     from specqd.sampling import SamplingParams
+    from specqd.text.reasoning import Reasoning
 
 HELP = """\
 /system TEXT     set the system message; /system shows it, /system - removes it
@@ -204,10 +205,13 @@ class Talk:
             return
         prompt = self._conversation.prompt(message)
         self._check_room(prompt)
-        shown = self._new_answer()
+        reasoning = self._reasoning_of(prompt)
+        shown = self._new_answer(reasoning)
         scheduler = self._llm.engine.scheduler
         cached = scheduler.cached_prompt_tokens
         params = self._params
+        if reasoning is not None and reasoning.has_special_marks:
+            params = replace(params, skip_special_tokens=False)
         if params.seed is not None:
             params = replace(params, seed=(params.seed + self._repeats) % _SEEDS)
         with self._interruptible() as interrupt, reading_bar() as bar:
@@ -219,10 +223,16 @@ class Talk:
         if self._is_terminal:
             self._show_end(result)
 
-    def _new_answer(self) -> PlainAnswer:
-        if self._params.skip_special_tokens:
+    def _reasoning_of(self, prompt: list[int]) -> "Reasoning | None":
+        from specqd.text.reasoning import reasoning_of
+
+        tokenizer = self._llm.tokenizer
+        return reasoning_of(tokenizer, prompt) if tokenizer.has_chat_template else None
+
+    def _new_answer(self, reasoning: "Reasoning | None") -> PlainAnswer:
+        if reasoning is None:
             return PlainAnswer(is_wrapped=True)
-        return ChanneledAnswer(shows_thoughts=self._is_terminal, is_wrapped=True)
+        return ReasonedAnswer(reasoning, shows_thoughts=self._is_terminal, is_wrapped=True)
 
     def _check_room(self, prompt: list[int]) -> None:
         longest = self._llm.engine.max_context

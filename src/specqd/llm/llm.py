@@ -17,6 +17,7 @@ from specqd.config import read_config, read_generation_defaults
 from specqd.engine.engine import Engine
 from specqd.engine.generation import GenerationRequest, MakeGrammar
 from specqd.engine.reports import chain_of
+from specqd.engine.thinking import after_reasoning
 from specqd.engine.turns import Turns
 from specqd.errors import FieldError, RequestError, SpecqdWarning, TokenizerError
 from specqd.extras import install_command
@@ -33,6 +34,7 @@ from specqd.model.loader import Progress
 from specqd.model.model import Machine, Model, Precision
 from specqd.model.prompt_files import PromptFiles
 from specqd.sampling import SamplingParams
+from specqd.text.reasoning import reasoning_of
 from specqd.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -160,14 +162,29 @@ class LLM:
             self._grammars = Grammars(self.tokenizer, self.model.vocabulary, eos)
         return self._grammars
 
-    def grammar_of(self, params: SamplingParams) -> MakeGrammar | None:
-        """Makes the grammars of the parameters' schema or pattern, one for each sample; None if
-        they have neither. Takes up to a second. Raises FieldError if it cannot be enforced."""
+    def grammar_of(
+        self, params: SamplingParams, prompts: SequenceOf[SequenceOf[int]]
+    ) -> MakeGrammar | None:
+        """Makes the grammars of the parameters' schema, pattern and budget, one for each sample;
+        None if they have none of these. Takes up to a second. Raises FieldError if they cannot be
+        enforced. A schema or pattern applies after the reasoning that a prompt has begun."""
+        budget, make = params.thinking_token_budget, None
         if params.schema is not None:
-            return self.grammars.of_schema(params.schema, "schema")
-        if params.pattern is not None:
-            return self.grammars.of_pattern(params.pattern, "pattern")
-        return None
+            make = self.grammars.of_schema(params.schema, "schema")
+        elif params.pattern is not None:
+            make = self.grammars.of_pattern(params.pattern, "pattern")
+        if make is None and budget is None:
+            return None
+        found = {reasoning_of(self.tokenizer, prompt) for prompt in prompts}
+        if len(found) > 1:
+            problem = "some of the prompts have begun their reasoning; give those in another call"
+            raise FieldError("prompts", problem)
+        reasoning = next(iter(found), None)
+        if budget is None and (reasoning is None or not reasoning.is_open):
+            return make
+        eos = sorted(self.engine.eos_token_ids)
+        vocabulary = self.model.vocabulary
+        return after_reasoning(make, reasoning, budget, self.tokenizer, vocabulary, eos)
 
     def close(self) -> None:
         """Frees the model's memory, unless another LLM of `with_draft` uses it. Later calls raise
@@ -318,7 +335,9 @@ class LLM:
 
     def _begin(self, request: GenerationRequest) -> Call:
         if request.make_grammar is None:
-            request = replace(request, make_grammar=self.grammar_of(request.params))
+            request = replace(
+                request, make_grammar=self.grammar_of(request.params, request.prompts)
+            )
         return Call(self.engine, self.turns, request)
 
     def _stream(

@@ -11,7 +11,6 @@ from typing import Literal
 from specqd.engine.updates import Update
 from specqd.openai.requests import Prepared
 from specqd.openai.tool_reader import CallPiece, ToolReader
-from specqd.text.channels import ChannelReader
 
 Kind = Literal["thought", "text", "call"]
 Step = Literal["begin", "more", "end", "cut"]  # cut: the text ends within the block
@@ -32,7 +31,7 @@ class PartReader:
 
     def __init__(self, prepared: Prepared) -> None:
         use, form = prepared.tool_use, prepared.call_form
-        self._channels = ChannelReader() if prepared.has_channels else None
+        self._splitter = prepared.reasoning.splitter() if prepared.reasoning else None
         self._tools: ToolReader | None = None
         if use is not None and form is not None:
             names = {tool.name for tool in use.callable}
@@ -46,8 +45,8 @@ class PartReader:
     def read(self, text: str, *, is_last: bool) -> list[Part]:
         """Returns the parts that this text made final. is_last: no text follows."""
         parts: list[Part] = []
-        if self._channels is not None:
-            text, thought = self._channels.split(text, is_last=is_last)
+        if self._splitter is not None:
+            text, thought = self._splitter.split(text, is_last=is_last)
             parts += [Thought(thought)] if thought else []
         if self._tools is None:
             return [*parts, text] if text else parts

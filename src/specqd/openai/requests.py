@@ -25,8 +25,8 @@ from specqd.openai.options import (
 )
 from specqd.openai.tool_calls import CallForm, ToolUse, call_form
 from specqd.sampling import Defaults, SamplingParams, request_sampling
-from specqd.text.channels import has_channels
 from specqd.text.chat_template import role_of
+from specqd.text.reasoning import SWITCHES, Reasoning, reasoning_of
 from specqd.text.tokenizer import Tokenizer
 
 MOST_PROMPTS = 256
@@ -38,7 +38,8 @@ _COMPLETION_TOKENS = 16  # OpenAI's default for completions; chats may fill the 
 _COMPLETION = SHARED | {"prompt", "echo", "best_of", "suffix"}
 _CHAT = SHARED | set(openai_tools.FIELDS)
 _CHAT |= {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"}
-_CHAT |= {"reasoning_effort"}
+BUDGET = "thinking_token_budget"  # vLLM's name
+_CHAT |= {"reasoning_effort", BUDGET}
 # Template variables that requests cannot set.
 _RESERVED = ("add_generation_prompt", "documents", "messages", "self", "tools")
 _WITH_CONTENT = ("system", "user", "tool")  # roles; an assistant may call tools without content
@@ -88,7 +89,8 @@ class ChatRequest:
     def has_rules(self) -> bool:
         """Whether a grammar restricts the text."""
         has_tool_rules = self.tool_use is not None and self.tool_use.has_rules
-        return has_tool_rules or self.options.has_rules
+        has_budget = self.params.thinking_token_budget is not None
+        return has_tool_rules or has_budget or self.options.has_rules
 
     def check_rules(self) -> None:
         """Raises FieldError if no text could follow all rules at once."""
@@ -124,7 +126,7 @@ class Prepared:
     prompts: list[list[int]]
     params: SamplingParams
     call_form: CallForm | None = None  # None: no tools
-    has_channels: bool = False  # the text marks its reasoning and its answer
+    reasoning: Reasoning | None = None  # how the text marks its reasoning
 
     @classmethod
     def of(cls, request: Request, tokenizer: Tokenizer) -> "Prepared":
@@ -134,16 +136,18 @@ class Prepared:
         template fails.
         """
         form, params = None, request.params
-        is_free_chat = isinstance(request, ChatRequest) and not request.has_rules
-        is_channeled = is_free_chat and has_channels(tokenizer)
-        if isinstance(request, ChatRequest) and request.tool_use is not None:
-            form = call_form(tokenizer)
-        if is_channeled or (form is not None and form.has_hidden_tags):
-            params = replace(params, skip_special_tokens=False)
+        reasoning = None
         if isinstance(request, ChatRequest):
+            form = call_form(tokenizer) if request.tool_use is not None else None
             prompts = request.encoded(tokenizer, form)
+            reasoning = reasoning_of(tokenizer, prompts[0])
+            if reasoning is not None and reasoning.marks is None and request.has_rules:
+                reasoning = None  # rules leave no room for channels
         else:
             prompts = request.encoded(tokenizer)
+        has_marks = reasoning is not None and reasoning.has_special_marks
+        if has_marks or (form is not None and form.has_hidden_tags):
+            params = replace(params, skip_special_tokens=False)
         if params.prompt_logprobs is not None:
             count = sum(map(len, prompts)) * params.n * (1 + params.prompt_logprobs)
             if count > MOST_PROMPT_LOGPROBS:
@@ -152,7 +156,7 @@ class Prepared:
                     f"requests {count} log-probabilities of prompts, but at most "
                     f"{MOST_PROMPT_LOGPROBS} are allowed; lower logprobs, or send fewer prompts",
                 )
-        return cls(request, prompts, params, form, is_channeled)
+        return cls(request, prompts, params, form, reasoning)
 
     def for_engine(
         self, defaults: Defaults, make_grammar: MakeGrammar | None, cache_salt: str
@@ -212,9 +216,10 @@ def chat_request(body: object) -> ChatRequest:
     tool_use, options = openai_tools.tool_use(fields), options_of(fields)
     if tool_use is not None and tool_use.has_rules and fields.flag("ignore_eos"):
         raise FieldError("ignore_eos", "restricted text ends by itself; leave it out")
+    params = sampling_params(fields, most, (top or 0) if has_logprobs else None)
     request = ChatRequest(
         messages_of(fields),
-        sampling_params(fields, most, (top or 0) if has_logprobs else None),
+        replace(params, thinking_token_budget=fields.whole(BUDGET, 0, MOST_INT32)),
         options,
         effort_variable(fields) | template_variables(fields),
         tool_use,
@@ -232,9 +237,18 @@ def template_variables(fields: Fields) -> dict[str, Any]:
 
 
 def effort_variable(fields: Fields, name: str = "reasoning_effort") -> dict[str, Any]:
-    """Reads the effort as the variable of gpt-oss's template. Other templates ignore it."""
+    """Reads the effort as variables of templates: gpt-oss's, and the switches of others, which
+    "none" turns off. Templates ignore the variables that they do not know."""
     effort = fields.text(name)
-    return {} if effort is None else {"reasoning_effort": effort}
+    if effort is None:
+        return {}
+    own = {} if effort == "none" else {"reasoning_effort": effort}
+    return own | thinking_variables(effort != "none")
+
+
+def thinking_variables(thinks: bool) -> dict[str, Any]:
+    """Returns the variables with which templates let a model reason, or not."""
+    return dict.fromkeys(SWITCHES, thinks)
 
 
 def _most_tokens(fields: Fields, least: int = 1) -> int | None:

@@ -207,9 +207,11 @@ class Tokenizer:
         """Returns the id of a token by its spelling, or None."""
         return None if token is None else self._backend.token_to_id(token)
 
-    def has_template_variable(self, name: str) -> bool:
-        """Returns whether the chat template mentions this variable."""
-        return self.has_chat_template and name in self._template(False).source
+    @property
+    def template_source(self) -> str:
+        """The default chat template, or "" if there is none."""
+        template = self._templates.get("default")
+        return "" if template is None else template.source
 
     def chat(
         self,
