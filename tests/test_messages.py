@@ -34,6 +34,7 @@ CITY = {"city": "Zürich <3"}
 SCHEMAS = {"weather": closed(city={"type": "string"}), "stop": closed(is_now={"type": "boolean"})}
 TOOLS: list[Any] = [{"name": name, "input_schema": each} for name, each in SCHEMAS.items()]
 TURN: list[Any] = [{"role": "user", "content": "Say."}]
+CALLED = {"type": "tool_use", "id": "x", "name": "f", "input": {}}
 
 
 @pytest.fixture(scope="module")
@@ -306,7 +307,11 @@ def test_blocks_become_the_messages_of_a_chat() -> None:
         ({"max_tokens": None}, "max_tokens", "is missing"),
         ({"stop": ["x"]}, "stop", "not known"),
         ({"stop_sequences": [1]}, "stop_sequences", "list of strings"),
-        ({"messages": [*TURN, {"role": "assistant", "content": "x"}]}, "messages", "end with"),
+        (
+            {"messages": [*TURN, {"role": "assistant", "content": [CALLED]}]},
+            "messages",
+            "not a text",
+        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
             "messages[0].content[0]",

@@ -34,7 +34,7 @@ def check_refusal(read: Callable[[Any], object], body: dict[str, Any], field: st
     [
         ("temprature", {"temprature": 1}),
         ("best_of", {"best_of": 2}),
-        ("suffix", {"suffix": "x"}),
+        ("suffix", {"suffix": "x", "prompt": [1]}),
         ("max_tokens", {"max_tokens": -1, "echo": True}),
         ("prompt", {"prompt": ["a"] * 257}),
         ("n", {"n": 129}),

@@ -12,6 +12,7 @@ from specqd.errors import FieldError, shown
 from specqd.openai.options import MOST_INT32, Options, options_of, sampling_params, stops_of
 from specqd.openai.requests import (
     ChatRequest,
+    answer_split_off,
     effort_variable,
     template_variables,
     thinking_variables,
@@ -60,8 +61,6 @@ def messages_request(body: object) -> ChatRequest:
     params = sampling_params(fields, most, None)
     stops = stops_of(fields, "stop_sequences")
     chat = _chat(fields, options_of(fields))
-    if chat.messages[-1]["role"] == "assistant":
-        raise FieldError("messages", "the last message is the assistant's; end with a user message")
     chat = replace(chat, params=replace(params, stop=stops, thinking_token_budget=_budget(fields)))
     chat.check_rules()
     return chat
@@ -78,12 +77,16 @@ def _chat(fields: Fields, options: Options) -> ChatRequest:
     if schema is not None:
         options = replace(options, schema=schema, rules_field="output_config.format")
     fields.object("cache_control")
+    messages, answer = with_names(_messages(fields)), None
+    if messages[-1]["role"] == "assistant":
+        messages, answer = answer_split_off(messages, "messages")
     return ChatRequest(
-        with_names(_messages(fields)),
+        messages,
         sampling_params(Fields.of({}, ()), 1, None),
         options,
         _thinking(fields) | variables | template_variables(fields),
         _tool_use(fields),
+        answer,
     )
 
 

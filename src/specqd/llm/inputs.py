@@ -9,6 +9,7 @@ from typing import Any
 
 from specqd.errors import FieldError, shown
 from specqd.sampling import Defaults, SamplingParams
+from specqd.text.reasoning import answer_begun
 from specqd.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -68,9 +69,19 @@ def chat_prompt(
     template_variables: Mapping[str, Any],
 ) -> list[int]:
     """The token ids of a conversation's prompt. The last two arguments hold variables of the
-    template. Raises RequestError for messages or variables that it does not take."""
+    template, and `continue_final_message`. Raises RequestError for messages or variables that it
+    does not take."""
     variables = _variables(chat_template_kwargs, template_variables)
-    return tokenizer.chat(messages_of(messages), **variables)
+    if not variables.pop("continue_final_message", False):
+        return tokenizer.chat(messages_of(messages), **variables)
+    *before, last = messages_of(messages) or [{}]
+    is_text = isinstance(last, Mapping) and isinstance(last.get("content"), str)
+    if not is_text or last.get("role") != "assistant" or not before:
+        problem = "the last message is not a text of the assistant's after other messages; add one"
+        raise FieldError("continue_final_message", problem)
+    variables.pop("add_generation_prompt", None)
+    text = answer_begun(tokenizer, tokenizer.render_chat(before, **variables), last["content"])
+    return tokenizer.encode(text, add_special_tokens=False)
 
 
 def _variables(given: object, words: Mapping[str, Any]) -> dict[str, Any]:

@@ -290,6 +290,7 @@ class LLM:
 
         template_variables: `tools`, `documents` and other variables of the template, such as
             `enable_thinking`. vLLM's argument `chat_template_kwargs` may hold them too.
+            `continue_final_message=True` continues the last message, the assistant's.
         """
         prompt = inputs.chat_prompt(
             self.tokenizer, messages, chat_template_kwargs, template_variables

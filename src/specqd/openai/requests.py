@@ -7,7 +7,7 @@ are absent, the model's recommendation applies, or else the defaults of chats. E
 field.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,7 +26,8 @@ from specqd.openai.options import (
 from specqd.openai.tool_calls import CallForm, ToolUse, call_form
 from specqd.sampling import Defaults, SamplingParams, request_sampling
 from specqd.text.chat_template import role_of
-from specqd.text.reasoning import SWITCHES, Reasoning, reasoning_of
+from specqd.text.infill import infill
+from specqd.text.reasoning import SWITCHES, Reasoning, answer_begun, reasoning_of
 from specqd.text.tokenizer import Tokenizer
 
 MOST_PROMPTS = 256
@@ -39,7 +40,7 @@ _COMPLETION = SHARED | {"prompt", "echo", "best_of", "suffix"}
 _CHAT = SHARED | set(openai_tools.FIELDS)
 _CHAT |= {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"}
 BUDGET = "thinking_token_budget"  # vLLM's name
-_CHAT |= {"reasoning_effort", BUDGET}
+_CHAT |= {"reasoning_effort", BUDGET, "add_generation_prompt", "continue_final_message"}
 # Template variables that requests cannot set.
 _RESERVED = ("add_generation_prompt", "documents", "messages", "self", "tools")
 _WITH_CONTENT = ("system", "user", "tool")  # roles; an assistant may call tools without content
@@ -56,6 +57,7 @@ class CompletionRequest:
     options: Options = field(default_factory=Options)
     has_echo: bool = False  # the answer's text begins with the prompt
     is_only_echo: bool = False  # max_tokens is 0: the one token that the engine makes is omitted
+    suffix: str | None = None  # the text that follows the middle, which is to be filled
 
     @property
     def is_prompt_scored(self) -> bool:
@@ -84,6 +86,7 @@ class ChatRequest:
     options: Options = field(default_factory=Options)
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     tool_use: ToolUse | None = None
+    answer: str | None = None  # the answer's beginning, which the texts continue
 
     @property
     def has_rules(self) -> bool:
@@ -109,10 +112,14 @@ class ChatRequest:
         rejects it, TokenizerError if it fails.
         """
         if self.tool_use is None and not any(map(_has_call, self.messages)):
-            return [tokenizer.chat(self.messages, **self.template_variables)]
-        tools = [tool.described() for tool in self.tool_use.tools] if self.tool_use else None
-        form = form or call_form(tokenizer)
-        return [form.encoded(tokenizer, self.messages, tools, self.template_variables)]
+            text = tokenizer.render_chat(self.messages, **self.template_variables)
+        else:
+            tools = [tool.described() for tool in self.tool_use.tools] if self.tool_use else None
+            form = form or call_form(tokenizer)
+            text = form.rendered(tokenizer, self.messages, tools, self.template_variables)
+        if self.answer is not None:
+            text = answer_begun(tokenizer, text, self.answer)
+        return [tokenizer.encode(text, add_special_tokens=False)]
 
 
 Request = CompletionRequest | ChatRequest
@@ -143,6 +150,10 @@ class Prepared:
             reasoning = reasoning_of(tokenizer, prompts[0])
             if reasoning is not None and reasoning.marks is None and request.has_rules:
                 reasoning = None  # rules leave no room for channels
+            if reasoning is not None and request.answer is not None and not reasoning.is_open:
+                reasoning = None  # it would precede what the client has written
+        elif request.suffix is not None:
+            prompts, params = _infilled(tokenizer, request, request.suffix)
         else:
             prompts = request.encoded(tokenizer)
         has_marks = reasoning is not None and reasoning.has_special_marks
@@ -180,6 +191,23 @@ class Prepared:
         return self.request.tool_use if isinstance(self.request, ChatRequest) else None
 
 
+def _infilled(
+    tokenizer: Tokenizer, request: CompletionRequest, suffix: str
+) -> tuple[list[list[int]], SamplingParams]:
+    """Returns prompts for the middles before the suffix, and the parameters that end them."""
+    params = request.params
+    prompts = []
+    for prefix in request.prompts:
+        found = infill(tokenizer, str(prefix), suffix)
+        if found is None:
+            problem = "this model has no tokens for the middle between two texts; leave it out"
+            raise FieldError("suffix", problem)
+        prompts.append(found.prompt)
+        stops = (*request.params.stop_token_ids, *found.stop_token_ids)
+        params = replace(request.params, stop_token_ids=stops)
+    return prompts, params
+
+
 def _has_call(message: Message) -> bool:
     return message["role"] == "tool" or bool(message.get("tool_calls"))
 
@@ -194,9 +222,11 @@ def completion_request(body: object) -> CompletionRequest:
     options = options_of(fields)
     if has_echo:
         params = replace(params, prompt_logprobs=logprobs)
-    request = CompletionRequest(_prompts(fields), params, options, has_echo, most == 0)
-    if fields.text("suffix"):
-        raise FieldError("suffix", "is not supported; leave it out")
+    suffix = fields.text("suffix") or None
+    prompts = _prompts(fields)
+    if suffix is not None and (has_echo or not all(isinstance(each, str) for each in prompts)):
+        raise FieldError("suffix", "needs prompts that are texts, and no echo")
+    request = CompletionRequest(prompts, params, options, has_echo, most == 0, suffix)
     if fields.whole("best_of", 1, MOST_SAMPLES) not in (None, request.params.n):
         raise FieldError("best_of", "must equal n, because samples are not ranked")
     return request
@@ -217,15 +247,45 @@ def chat_request(body: object) -> ChatRequest:
     if tool_use is not None and tool_use.has_rules and fields.flag("ignore_eos"):
         raise FieldError("ignore_eos", "restricted text ends by itself; leave it out")
     params = sampling_params(fields, most, (top or 0) if has_logprobs else None)
+    messages, answer = _continued(fields, messages_of(fields))
     request = ChatRequest(
-        messages_of(fields),
+        messages,
         replace(params, thinking_token_budget=fields.whole(BUDGET, 0, MOST_INT32)),
         options,
         effort_variable(fields) | template_variables(fields),
         tool_use,
+        answer,
     )
     request.check_rules()
     return request
+
+
+def _continued(
+    fields: Fields, messages: tuple[Message, ...]
+) -> tuple[tuple[Message, ...], str | None]:
+    """Reads continue_final_message: splits off the answer's beginning, the last message."""
+    has_prompt = fields.flag("add_generation_prompt", True)
+    if not fields.flag("continue_final_message"):
+        if not has_prompt:
+            problem = "false needs continue_final_message: true; leave it out"
+            raise FieldError("add_generation_prompt", problem)
+        return messages, None
+    if has_prompt and fields.get("add_generation_prompt") is not None:
+        problem = "cannot be combined with add_generation_prompt: true; leave that out"
+        raise FieldError("continue_final_message", problem)
+    return answer_split_off(messages, "continue_final_message")
+
+
+def answer_split_off(messages: Sequence[Message], field: str) -> tuple[tuple[Message, ...], str]:
+    """Returns the messages before the last one, and that one's text, which texts are to continue.
+
+    Raises FieldError, which names `field`, if it is no text of the assistant's.
+    """
+    *before, last = messages
+    if last["role"] != "assistant" or last.get("tool_calls") or not before:
+        problem = "the last message is not a text of the assistant's after other messages; add one"
+        raise FieldError(field, problem)
+    return tuple(before), last.get("content") or ""
 
 
 def template_variables(fields: Fields) -> dict[str, Any]:

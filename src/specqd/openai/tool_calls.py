@@ -85,20 +85,21 @@ class CallForm:
     described_in: Place | None = None
     has_hidden_tags: bool = False  # which decoding skips by default
 
-    def encoded(
+    def rendered(
         self,
         tokenizer: Tokenizer,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],
-    ) -> list[int]:
-        """Returns the token ids of a chat's prompt. tools: as templates expect them.
+    ) -> str:
+        """Returns the text of a chat's prompt. tools: as templates expect them.
 
         Raises RequestError if the template rejects it, TokenizerError if it fails.
         """
         if self.described_in is None:
-            return tokenizer.chat(messages, tools=tools, **variables)
-        return tokenizer.chat(in_messages(messages, tools or (), self.described_in), **variables)
+            return tokenizer.render_chat(messages, tools=tools, **variables)
+        plain = in_messages(messages, tools or (), self.described_in)
+        return tokenizer.render_chat(plain, **variables)
 
     def rules(self, use: ToolUse, answer: Mapping[str, Any] | None) -> str:
         """Returns the grammar in llguidance's Lark. answer: the schema of a text without calls.

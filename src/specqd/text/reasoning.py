@@ -69,6 +69,16 @@ def reasoning_of(tokenizer: Tokenizer, prompt: Sequence[int]) -> Reasoning | Non
     return Reasoning(marks, end.endswith(opener), end.endswith(closer), is_special)
 
 
+def answer_begun(tokenizer: Tokenizer, prompt: str, answer: str) -> str:
+    """Returns a chat's prompt with the beginning of its answer. Reasoning that the prompt has begun
+    is closed, empty."""
+    for opener, closer in _MARKS:
+        is_open = closer in tokenizer.template_source and prompt.rstrip().endswith(opener)
+        if is_open and closer not in answer:
+            return f"{prompt.rstrip()}\n\n{closer}\n\n{answer}"
+    return prompt + answer
+
+
 def switched(tokenizer: Tokenizer, thinks: bool) -> dict[str, bool]:
     """The variables of the chat template that switch its reasoning; empty if it has no switch."""
     names = set(_VARIABLE.findall("".join(_TAG.findall(tokenizer.template_source))))
