@@ -6,20 +6,6 @@
 namespace specqd {
 namespace {
 
-// Calls f(first k, 32 inputs) for each block of a row; missing inputs are zeros.
-template <class F>
-inline void for_blocks(const float* x, int64_t inputs, int64_t tiles, const F& f) {
-  for (int64_t k = 0; k < tiles * kBlock; k += kBlock) {
-    if (k + kBlock <= inputs) {
-      f(k, x + k);
-    } else {
-      float padded[kBlock] = {};
-      if (k < inputs) std::memcpy(padded, x + k, static_cast<size_t>(inputs - k) * sizeof(float));
-      f(k, padded);
-    }
-  }
-}
-
 [[maybe_unused]] void prepare_exact_avx2(const float* x, int64_t inputs, int64_t tiles,
                                          uint8_t* row) {
   for_blocks(x, inputs, tiles, [&](int64_t k, const float* block) {

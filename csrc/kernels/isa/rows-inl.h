@@ -48,6 +48,20 @@ void prepare_exact(const float* x, int64_t inputs, int64_t tiles, uint8_t* row) 
   }
 }
 
+// Calls f(first k, 32 inputs) for each block of a row; missing inputs are zeros.
+template <class F>
+inline void for_blocks(const float* x, int64_t inputs, int64_t tiles, const F& f) {
+  for (int64_t k = 0; k < tiles * kBlock; k += kBlock) {
+    if (k + kBlock <= inputs) {
+      f(k, x + k);
+    } else {
+      float padded[kBlock] = {};
+      if (k < inputs) std::memcpy(padded, x + k, static_cast<size_t>(inputs - k) * sizeof(float));
+      f(k, padded);
+    }
+  }
+}
+
 // Draft rows are DraftBlock [tiles]. Inputs have the order of the code plane's nibbles: of each
 // eight k, the low nibbles of four bytes hold 0 4 1 5 and the high nibbles 2 6 3 7. The scale is
 // halved because E2M1 values are doubled. Some kernels add 12 to make weights unsigned; for them,
