@@ -32,7 +32,7 @@ inline V min(V a, V b) {
   return select(a < b, a, b);
 }
 
-#if defined(__FMA__) || defined(__FP_FAST_FMAF)
+#if defined(__FMA__) || defined(__aarch64__) || defined(__FP_FAST_FMAF)
 constexpr bool kHasFma = true;
 #else
 constexpr bool kHasFma = false;
@@ -71,6 +71,9 @@ inline V fma(V a, V b, V c) {
 #if defined(__FMA__)
     if constexpr (sizeof(V) == 32) return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
     if constexpr (sizeof(V) == 16) return (V)_mm_fmadd_ps((__m128)a, (__m128)b, (__m128)c);
+#elif defined(__aarch64__)
+    static_assert(sizeof(V) == 16);
+    return (V)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #elif defined(__FP_FAST_FMAF)
     V out;
     for (int i = 0; i < kCountOf<V>; ++i) out[i] = __builtin_fmaf(a[i], b[i], c[i]);

@@ -162,6 +162,8 @@ inline V multiply_low_halves(V v, uint32_t m) {
     return (V)_mm256_mul_epu32((__m256i)v, _mm256_set1_epi64x(m));
 #elif defined(__x86_64__)
     return (V)_mm_mul_epu32((__m128i)v, _mm_set1_epi64x(m));
+#elif defined(__aarch64__)
+    return (V)vmull_u32(vmovn_u64((uint64x2_t)v), vdup_n_u32(m));
 #else
     return (v & 0xffffffffu) * m;
 #endif

@@ -11,6 +11,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace specqd {
@@ -263,6 +265,9 @@ inline uint32_t lane_bits(Mask mask) {
 #endif
 #if defined(__x86_64__)
     if constexpr (sizeof(Mask) == 16) return static_cast<uint32_t>(_mm_movemask_ps((__m128)mask));
+#elif defined(__aarch64__)
+    if constexpr (sizeof(Mask) == 16)
+      return vaddvq_u32(vandq_u32((uint32x4_t)mask, uint32x4_t{1, 2, 4, 8}));
 #endif
     uint32_t bits = 0;
     for (int i = 0; i < kCountOf<Mask>; ++i) bits |= (mask[i] & 1u) << i;
