@@ -165,7 +165,7 @@ void ModelForward::forward_whole(std::span<const Rows> batch) {
   rows_.clear();
   weighed_.clear();
   for (const Rows& rows : batch) {
-    const auto start = static_cast<int64_t>(rows.start), count = std::ssize(rows.tokens);
+    const int64_t start = static_cast<int64_t>(rows.start), count = std::ssize(rows.tokens);
     if (!cache_->make_writable(rows.context->slot(), start, start + count))
       throw CacheFull("the KV cache of " + std::to_string(cache_->total_pages() * kPagePositions) +
                       " positions is full; use shorter sequences or fewer at once");
