@@ -116,6 +116,22 @@ def test_this_machine_has_the_cpus_of_the_mask() -> None:
     assert sum(node.cores for node in nodes) >= _native.usable_threads()
 
 
+@pytest.mark.parametrize(
+    ("midr", "name"),
+    [
+        (0x410FD083, "Arm Cortex-A72"),  # Raspberry Pi 4
+        (0x414FD0B1, "Arm Cortex-A76"),  # Raspberry Pi 5
+        (0x413FD0C1, "Arm Neoverse-N1"),
+        (0x411FD401, "Arm Neoverse-V1"),
+        (0x511F0011, "Qualcomm Oryon"),
+        (0xFFFFFFFF, "ARM CPU 0xffffffff"),
+    ],
+)
+def test_arm_cores_are_named_by_implementer_and_part_of_any_revision(midr: int, name: str) -> None:
+    assert testing.arm_core_name(midr) == name
+    assert testing.arm_core_name(midr ^ 0x00F0000F) == name.replace("ffffffff", "ff0ffff0")
+
+
 # --- Threads ------------------------------------------------------------------------------------
 
 

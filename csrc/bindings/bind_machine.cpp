@@ -20,6 +20,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/kernel_table.h"
+#include "runtime/arm_cpu.h"
 #include "runtime/bandwidth.h"
 #include "runtime/cpu.h"
 #include "runtime/memory.h"
@@ -69,6 +70,8 @@ void bind_topology(nb::module_& m, nb::module_& testing) {
       },
       "root"_a, "cpus"_a, "memory_nodes"_a,
       "Reads a topology from `root` instead of /sys/devices/system.");
+  testing.def("arm_core_name", &arm_core_name, "midr"_a,
+              "Returns the name of the ARM core with this main ID register.");
   testing.def(
       "nodes_of",
       [](const nb::ndarray<const uint8_t, nb::numpy, nb::ndim<1>, nb::c_contig>& bytes) {

@@ -7,6 +7,8 @@
 #include <sstream>
 
 #include "kernels/float_mode.h"
+#include "runtime/arm_cpu.h"
+#include "runtime/macos.h"
 #include "runtime/topology.h"
 
 #if defined(__linux__)
@@ -191,7 +193,11 @@ std::string amx_refusal() {
 }
 
 int usable_threads() {
+#if defined(__APPLE__)
+  int cores = performance_cores();
+#else
   int cores = count_cores(allowed_here().cpus);
+#endif
   const double quota = cgroup_cpu_quota();
   if (quota < cores) cores = static_cast<int>(std::ceil(quota));
   return std::max(cores, 1);
@@ -213,15 +219,24 @@ int64_t memory_left_in(const std::string& directory) {
 }
 
 int64_t usable_memory() {
+#if defined(__APPLE__)
+  const int64_t available = available_memory();
+#else
   std::ifstream file("/proc/meminfo");
   int64_t available = -1;
   for (std::string line; std::getline(file, line);)
     if (line.rfind("MemAvailable:", 0) == 0) available = std::stoll(line.substr(13)) * 1024;
+#endif
   const int64_t left = cgroup_memory_left();
   return available < 0 ? -1 : std::min(available, left);
 }
 
 std::string cpu_model() {
+#if defined(__APPLE__)
+  if (std::string name = sysctl_text("machdep.cpu.brand_string"); !name.empty()) return name;
+#elif defined(__aarch64__)
+  if (const uint32_t midr = main_id_register(); midr != 0) return arm_core_name(midr);
+#endif
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);)
     if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);

@@ -18,6 +18,9 @@ def mappings_of_blocks(blocks: int, bytes: int, parts: int) -> int:
 def topology(root: str, cpus: Set[int], memory_nodes: Set[int]) -> specqd._native.Topology:
     """Reads a topology from `root` instead of /sys/devices/system."""
 
+def arm_core_name(midr: int) -> str:
+    """Returns the name of the ARM core with this main ID register."""
+
 def nodes_of(bytes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', writable=False)]) -> dict[int, int]:
     """
     Returns the bytes on each NUMA node, from a sample of pages; -1 stands for pages that are
