@@ -54,9 +54,41 @@ inline void pause_briefly() {
 #if defined(__x86_64__)
   _mm_pause();
 #elif defined(__aarch64__)
-  asm volatile("yield");
+  asm volatile("isb");  // most cores treat `yield` as no operation
 #endif
 }
+
+// A waiting thread spins for about 100 microseconds, which is longer than the work between two
+// barriers, and then sleeps.
+#if defined(__aarch64__)
+// A pause takes between a few and many nanoseconds, depending on the core, so a clock bounds them.
+class SpinBound {
+ public:
+  bool allows(int) const { return ticks() - start_ < limit_; }
+
+ private:
+  static uint64_t ticks() {
+    uint64_t count;
+    asm volatile("mrs %0, cntvct_el0" : "=r"(count));
+    return count;
+  }
+  static uint64_t ticks_per_second() {
+    uint64_t frequency;
+    asm("mrs %0, cntfrq_el0" : "=r"(frequency));
+    return frequency;
+  }
+  const uint64_t limit_ = ticks_per_second() / 10'000, start_ = ticks();
+};
+#else
+class SpinBound {
+ public:
+  bool allows(int spins) const { return spins < kSpins; }
+
+ private:
+  static constexpr int kSpins = 2000;
+};
+#endif
+constexpr int kSpinsPerCheck = 32;
 
 int current_cpu() {
 #if defined(__linux__)
@@ -65,11 +97,6 @@ int current_cpu() {
   return -1;
 #endif
 }
-
-// A waiting thread spins for about 100 microseconds, which is longer than the work between two
-// barriers, and then sleeps.
-constexpr int kSpins = 2000;
-constexpr int kSpinsPerCheck = 32;
 
 // notify_all() first reads whether a thread waits. The awaited value must be stored before that
 // read, and release order does not guarantee this: a thread that went to sleep in between would
@@ -134,7 +161,8 @@ bool Pool::shares_core(int thread) {
 }
 
 void Pool::await_change(const std::atomic<uint32_t>& value, uint32_t old, int thread) {
-  for (int i = 0; i < kSpins; ++i) {
+  const SpinBound bound;
+  for (int i = 0; bound.allows(i); ++i) {
     if (value.load(std::memory_order_acquire) != old) return;
     pause_briefly();
     if (i % kSpinsPerCheck == 0 && shares_core(thread)) std::this_thread::yield();
