@@ -236,6 +236,9 @@ bool avx512bf16_rounds_as_fused();
 const Kernels* amx_kernels();
 // AMX code on emulated tiles, for tests on any machine with AVX-512.
 const Kernels* amx_emulated_kernels();
+#elif defined(__aarch64__)
+const Kernels* neon_kernels();
+const Kernels* neondot_kernels();
 #endif
 
 }  // namespace specqd

@@ -160,6 +160,9 @@ std::vector<const Kernels*> available_kernels() {
     all.insert(amx().in_cpu ? all.end() : all.begin(), avx512bf16_kernels(has_half_vectors()));
   if (has_avx_vnni()) all.push_back(avx2vnni_kernels());
   if (has_avx2()) all.push_back(avx2_kernels());
+#elif defined(__aarch64__)
+  if (has_dot_products()) all.push_back(neondot_kernels());
+  all.push_back(neon_kernels());
 #endif
   all.push_back(portable_kernels());
   return all;

@@ -24,7 +24,7 @@ IN_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 MODEL_IS = "A directory, a .gguf file, owner/name[@revision] or a short name: `specqd models`."
 _LONGEST_SCHEMA = 1 << 20  # characters that are read of a file
 _NUMA = ("auto", "one", "spread", "replicate")
-_ISAS = ("amx", "avx512bf16", "avx512", "avx2vnni", "avx2", "portable")
+_ISAS = ("amx", "avx512bf16", "avx512", "avx2vnni", "avx2", "neondot", "neon", "portable")
 
 
 class OutPath(click.Path):
