@@ -14,6 +14,7 @@ from support.dflash_cases import (
     SHAPES,
     TARGET,
     Case,
+    block,
     make_target,
     new_sequence,
     open_case,
@@ -23,6 +24,7 @@ from support.dflash_cases import (
 from support.engines import preempt_at_random
 from support.head_texts import random_text, texts
 from support.random_dflash import make_drafter, make_repeating_drafter
+from support.random_models import make_model
 
 
 @pytest.fixture(scope="module", params=["small", "windows"])
@@ -68,6 +70,32 @@ def test_proposals_of_many_sequences_take_several_forwards(
     for sequence, tokens in zip(sequences, together, strict=True):
         drafter.release(sequence)
         assert drafter.propose([DraftRequest(sequence, 7)])[0].tokens == tokens
+
+
+def test_a_context_grows_with_a_prompt_that_is_longer_than_the_log(
+    tmp_path: Path, seed: int, rng: np.random.Generator
+) -> None:
+    """Below the model and below its 4-bit weights, and the bits are those of one absorption."""
+    shape = replace(TARGET, context=4096)
+    target = make_model(tmp_path / "target", shape, seed)
+    drafter = make_drafter(tmp_path / "drafter", shape, SHAPES["small"], seed)
+    model = Model.open(target, machine=Machine.choose(2), cache_positions=8192)
+    tokens = random_text(rng, TARGET.vocab, 2000)
+    found = []
+    for is_nested in (False, True):
+        above = model.as_draft() if is_nested else model
+        head = open_head(drafter, above)
+        blocks = BlockDrafter(head, name="head")
+        level = Level(model, Level(above, blocks) if is_nested else blocks)
+        sequence = new_sequence(tokens)
+        while unread := level.num_unread(sequence):
+            reads = min(unread, int(rng.integers(100, 500)))
+            level.advance([DraftRequest(sequence, 1, reads=reads)])
+        head.context(sequence)
+        assert head.readiness(sequence) == (True, 0, 1999, 0)
+        found.append(block(head, sequence, 8))
+        level.release(sequence)
+    assert np.array_equal(*found)
 
 
 # --- Texts ----------------------------------------------------------------------------------------

@@ -114,8 +114,8 @@ void BlockForward::forward(std::span<const Rows> batch) {
   int64_t total = 0;
   for (const Rows& rows : batch) {
     State& state = state_of(rows);
-    const bool is_real = state.source != nullptr;
-    if (is_real && (rows.start != state.newest || state.known != state.newest))
+    const bool is_block = !rows.tokens.empty() && state.source != nullptr;
+    if (is_block && (rows.start != state.newest || state.known != state.newest))
       throw std::invalid_argument("the context does not reach the block");
     if (rows.logits > rows.tokens.size())
       throw std::invalid_argument("rows ask for more logits than tokens");
@@ -127,6 +127,7 @@ void BlockForward::forward(std::span<const Rows> batch) {
   }
   if (total > max_rows()) throw TooManyRows("too many rows of blocks at once");
   absorb(states);
+  if (total == 0) return;
   tokens_.clear();
   rows_.clear();
   for (size_t i = 0; i < batch.size(); ++i) {

@@ -46,7 +46,8 @@ class BlockForward : public FeatureForward {
   Readiness readiness(const Sequence& sequence) const;
   // A block of `count` rows after the context of a sequence; all but the first get logits.
   Rows block_rows(const std::shared_ptr<Sequence>& sequence, int64_t count);
-  // Absorbs pending features, and computes blocks. Throws CacheFull and TooManyRows.
+  // Absorbs pending features, and computes blocks; without tokens, it only absorbs. Throws
+  // CacheFull and TooManyRows.
   void forward(std::span<const Rows> batch) override;
   void release(const std::shared_ptr<Sequence>& sequence) override;
 

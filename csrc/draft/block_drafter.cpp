@@ -243,10 +243,28 @@ void BlockDrafter::make_blocks(std::span<const DraftRequest> requests, std::span
   if (!chosen.empty()) make(requests, plans, chosen);
 }
 
+void BlockDrafter::forward(std::span<const Rows> batch) {
+  const double begun = clock_();
+  const size_t read = model_.bytes_read(), cache_read = model_.cache_bytes_read();
+  model_.forward(batch);
+  stats.seconds += clock_() - begun;
+  stats.bytes_read += model_.bytes_read() - read;
+  stats.cache_bytes_read += model_.cache_bytes_read() - cache_read;
+}
+
+void BlockDrafter::follow(std::span<const std::shared_ptr<Sequence>> sequences) {
+  std::vector<Rows> batch;
+  for (const auto& sequence : sequences) batch.push_back({model_.context(sequence), 0, {}, 0});
+  try {
+    forward(batch);
+  } catch (const CacheFull&) {
+    // Without its context the sequence has no blocks.
+  }
+}
+
 void BlockDrafter::make(std::span<const DraftRequest> requests, std::span<Plan> plans,
                         std::span<const size_t> chosen) {
   const double begun = clock_();
-  const size_t read = model_.bytes_read(), cache_read = model_.cache_bytes_read();
   std::vector<Rows> batch;
   int64_t rows = 0, pending = 0;
   for (const size_t i : chosen) {
@@ -254,7 +272,7 @@ void BlockDrafter::make(std::span<const DraftRequest> requests, std::span<Plan> 
     pending += model_.readiness(*requests[i].sequence).pending;
     rows += plans[i].rows;
   }
-  model_.forward(batch);
+  forward(batch);
   const double forwarded = clock_();
   int64_t row = 0;
   for (const size_t i : chosen) {
@@ -267,10 +285,7 @@ void BlockDrafter::make(std::span<const DraftRequest> requests, std::span<Plan> 
   const double sampled = clock_();
   ++stats.forwards;
   stats.rows += rows;
-  stats.seconds += forwarded - begun;
   stats.pick_seconds += sampled - forwarded;
-  stats.bytes_read += model_.bytes_read() - read;
-  stats.cache_bytes_read += model_.cache_bytes_read() - cache_read;
   if (pending <= kLongestProposal * std::ssize(chosen))  // not a prompt
     costs_.of(chosen.size())->add(rows, sampled - begun);
   if (std::ranges::any_of(chosen, [&](size_t i) { return plans[i].is_probe; }))

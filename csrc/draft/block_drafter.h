@@ -55,6 +55,8 @@ class BlockDrafter : public Drafter {
 
   std::vector<Proposal> propose(std::span<const DraftRequest> requests) override;
   std::vector<Value> values(std::span<const DraftRequest> requests) override;
+  // Absorbs the features of prompts while the log has them.
+  void follow(std::span<const std::shared_ptr<Sequence>> sequences) override;
   void observe(const DraftRequest& request, const Proposal& proposal, size_t accepted) override;
   void release(const std::shared_ptr<Sequence>& sequence) override;
   void measure() override;
@@ -84,6 +86,7 @@ class BlockDrafter : public Drafter {
   void learn(const Sequence& sequence, size_t verified);
   void probe(std::span<const DraftRequest> requests, std::span<Plan> plans);
   void make_blocks(std::span<const DraftRequest> requests, std::span<Plan> plans);
+  void forward(std::span<const Rows> batch);
   void make(std::span<const DraftRequest> requests, std::span<Plan> plans,
             std::span<const size_t> chosen);
   Block sample(const DraftRequest& request, int64_t row, int64_t count);

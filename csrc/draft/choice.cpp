@@ -104,6 +104,10 @@ void DraftChoice::extend(std::span<Draft* const> drafts, size_t candidate) {
   }
 }
 
+void DraftChoice::follow(std::span<const std::shared_ptr<Sequence>> sequences) {
+  for (const Candidate& candidate : candidates_) candidate.drafter->follow(sequences);
+}
+
 void DraftChoice::observe(const DraftRequest& request, const Proposal& proposal, size_t accepted) {
   for (Part& part : parts_[request.sequence->key]) {
     if (part.start > accepted || part.start >= proposal.tokens.size()) break;

@@ -27,6 +27,7 @@ class DraftChoice : public Drafter {
   // may probe.
   std::vector<Proposal> propose(std::span<const DraftRequest> requests) override;
   std::vector<Value> values(std::span<const DraftRequest> requests) override;
+  void follow(std::span<const std::shared_ptr<Sequence>> sequences) override;
   void observe(const DraftRequest& request, const Proposal& proposal, size_t accepted) override;
   void release(const std::shared_ptr<Sequence>& sequence) override;
   void measure() override;

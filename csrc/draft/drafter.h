@@ -76,6 +76,9 @@ class Drafter {
   virtual std::vector<Proposal> propose(std::span<const DraftRequest> requests) = 0;
   // What `propose` is expected to be worth to each request.
   virtual std::vector<Value> values(std::span<const DraftRequest> requests) = 0;
+  // The verifier has read parts of the prompts of these sequences. A drafter that needs features
+  // may take them before they are forgotten.
+  virtual void follow(std::span<const std::shared_ptr<Sequence>> sequences) { (void)sequences; }
   // Learns that verification accepted the first `accepted` tokens of its proposal.
   virtual void observe(const DraftRequest& request, const Proposal& proposal, size_t accepted) = 0;
   // Forgets a sequence that has ended.

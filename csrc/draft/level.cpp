@@ -252,7 +252,24 @@ std::vector<Proposal> Level::advance(std::span<const DraftRequest> requests) {
     for (const Proposal& result : results) made += result.tokens.size();
     rates_[requests.size()].add(static_cast<double>(made), clock_() - begun);
   }
+  show_prompts(requests, readings);
   return results;
+}
+
+// Lets the drafter follow the prompts that the forward read.
+void Level::show_prompts(std::span<const DraftRequest> requests,
+                         std::span<const Reading> readings) {
+  std::vector<std::shared_ptr<Sequence>> read;
+  for (size_t i = 0; i < requests.size(); ++i)
+    if (readings[i].is_prompt) read.push_back(requests[i].sequence);
+  if (!read.empty()) drafter_->follow(read);
+}
+
+// The features of a model that shares its context with the verifier are the verifier's.
+void Level::follow(std::span<const std::shared_ptr<Sequence>> sequences) {
+  if (drafter_->is_silent()) return;
+  for (const auto& sequence : sequences) model_.context(sequence);
+  drafter_->follow(sequences);
 }
 
 std::vector<Level::Reading> Level::readings_of(std::span<const DraftRequest> requests) {

@@ -69,6 +69,7 @@ class Level : public Drafter {
   // each round pays.
   std::vector<Proposal> propose(std::span<const DraftRequest> requests) override;
   std::vector<Value> values(std::span<const DraftRequest> requests) override;
+  void follow(std::span<const std::shared_ptr<Sequence>> sequences) override;
   void observe(const DraftRequest& request, const Proposal& proposal, size_t accepted) override;
   void release(const std::shared_ptr<Sequence>& sequence) override;
   // Measures forwards, here and below, so that the first request is drafted well.
@@ -112,6 +113,7 @@ class Level : public Drafter {
   void observe(std::span<const DraftRequest> requests, std::span<const Reading> readings,
                std::span<const Proposal> proposals, std::span<const Proposal> results);
   void learn(std::span<const Reading> readings, int64_t rows, double seconds);
+  void show_prompts(std::span<const DraftRequest> requests, std::span<const Reading> readings);
 
   LevelModel& model_;
   Drafter* drafter_;
