@@ -231,3 +231,11 @@ def test_blocks_have_the_same_bits_on_every_instruction_set(
             found[name, precision] = block(head, sequence, 12)
     for precision in Precision:
         assert np.array_equal(found[isa, precision], found[available_isas()[0], precision])
+
+
+def test_a_decoder_without_a_context_is_no_drafter(case: Case) -> None:
+    model, cache = case.model, case.head.cache
+    with pytest.raises(ValueError, match="not a block drafter"):
+        _native.BlockForward(model.decoder, cache, False, model, [], [], 8, 1)
+    with pytest.raises(ValueError, match="2 rows"):
+        _native.BlockForward(case.head.decoder, cache, False, model, [1, 3], [], 1, 1)

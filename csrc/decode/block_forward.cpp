@@ -5,13 +5,22 @@
 #include <utility>
 
 namespace specqd {
+namespace {
+
+int64_t feature_width(const Decoder& decoder) {
+  if (decoder.context_width() == 0)
+    throw std::invalid_argument("the decoder is not a block drafter");
+  return decoder.context_width();
+}
+
+}  // namespace
 
 BlockForward::BlockForward(std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCache> cache,
                            Precision precision, std::shared_ptr<ModelForward> above,
                            std::vector<int64_t> boundaries, std::vector<int32_t> ids, int64_t block,
                            int32_t mask)
     : FeatureForward(decoder, std::move(cache), precision, std::move(above), std::move(boundaries),
-                     std::move(ids), decoder->context_width()),
+                     std::move(ids), feature_width(*decoder)),
       block_(block),
       mask_(mask) {
   if (block < 2 || block > max_rows())
