@@ -40,6 +40,7 @@ VALUES = {
     "-r": ("--stop", "x"),
     "--reverse-prompt": ("--stop", "x"),
     "--n-probs": ("--logprobs", "2"),
+    "--chat-template-file": ("--chat-template", __file__),
     "--reasoning-budget": ("--thinking-token-budget", "7"),
     "--think-budget": ("--thinking-token-budget", "7"),
     "-j": ("--schema", "{}"),

@@ -7,8 +7,8 @@ AREAS = {
     "formats": "draft_formats formats fp4 gguf* hostile_metadata packed_changes tensors wrapping",
     "config": "config* hostile_metadata rope",
     "text": (
-        "calibration channels chat_template continuing reasoning stops template_process "
-        "text_parts tokenizer*"
+        "calibration channels chat_template continuing given_template reasoning stops "
+        "template_process text_parts tokenizer*"
     ),
     "hub": "cached_models disk_faults hub* small_*",
     "model": (

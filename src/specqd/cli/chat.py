@@ -5,6 +5,7 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -29,6 +30,7 @@ from specqd.cli.options import (
     prompt_of,
     sampling_of,
     sampling_options,
+    template_option,
     text_argument,
 )
 from specqd.cli.talk import COMMANDS, LEAVE, Talk
@@ -54,6 +56,7 @@ Examples:
 @text_argument
 @option("-p", "--prompt", excludes=("words",), metavar="TEXT", help="Answer TEXT and exit.")
 @chat_options("The system message.")
+@template_option()
 @partial(sampling_options, max_tokens=None)
 @draft_options
 @precision_option
@@ -66,6 +69,7 @@ def chat(
     prompt: str | None,
     system: str | None,
     thinks: bool | None,
+    chat_template: Path | None,
     draft: Drafting,
     precision: str,
     context: int | None,
@@ -93,7 +97,13 @@ def chat(
     is_terminal = sys.stdin.isatty() and sys.stderr.isatty()
     with _keyboard(is_terminal, is_read=text is None) as keyboard:
         llm = open_llm(
-            model, draft, machine, precision=precision, context=context, prompt_cache=prompt_cache
+            model,
+            draft,
+            machine,
+            precision=precision,
+            context=context,
+            prompt_cache=prompt_cache,
+            chat_template=chat_template,
         )
         params = _params(llm, chat_sampling(given, llm.defaults))
         settings = Settings(click.get_current_context(), params)

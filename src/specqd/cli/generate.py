@@ -34,6 +34,7 @@ from specqd.cli.options import (
     prompt_options,
     sampling_of,
     sampling_options,
+    template_option,
     text_argument,
 )
 from specqd.cli.summary import level_table, prompt_speed, summary
@@ -63,6 +64,7 @@ _PATIENCE = 1.0  # seconds without standard input before a note says so
 @prompt_options
 @option("--chat", "is_chat", is_flag=True, help="Apply the chat template.")
 @chat_options("System message; with --chat.", needs="is_chat")
+@template_option("is_chat")
 @sampling_options
 @draft_options
 @precision_option
@@ -100,6 +102,7 @@ def generate(
     is_chat: bool,
     system: str | None,
     thinks: bool | None,
+    chat_template: Path | None,
     draft: Drafting,
     precision: str,
     context: int | None,
@@ -123,7 +126,13 @@ def generate(
 
     params = SamplingParams(**sampling_of(sampling))
     llm = open_llm(
-        model, draft, machine, precision=precision, context=context, prompt_cache=prompt_cache
+        model,
+        draft,
+        machine,
+        precision=precision,
+        context=context,
+        prompt_cache=prompt_cache,
+        chat_template=chat_template,
     )
     ids = prompt_ids(llm, text, is_chat, system, thinks)
     if is_json or is_explained:

@@ -1,5 +1,6 @@
 """Opens the model that the options name."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -22,6 +23,7 @@ def open_llm(
     prompt_cache: PromptCacheChoice = NO_PROMPT_CACHE,
     cache_positions: int | None = None,
     context: int | None = None,
+    chat_template: Path | None = None,
 ) -> "LLM":
     """Loads the model with a progress bar. Fetches it, with the small model that `auto` adds.
 
@@ -43,6 +45,7 @@ def open_llm(
             prompt_cache=prompt_cache.directory,
             prompt_cache_size=prompt_cache.most_bytes,
             small=draft.small,
+            chat_template=chat_template,
             progress=bar,
         )
     if llm.model.prompt_store is not None:

@@ -324,6 +324,18 @@ def chat_options(system_help: str, needs: str | None = None) -> Callable[[Comman
     return lambda command: system(think(command))
 
 
+def template_option(needs: str | None = None) -> Callable[[Command], Command]:
+    """--chat-template; `needs`: the parameter without which it has no effect."""
+    return option(
+        "--chat-template",
+        also=("--chat-template-file",),
+        needs=needs,
+        type=IN_FILE,
+        metavar="FILE",
+        help="Use the Jinja chat template in FILE in place of the model's own.",
+    )
+
+
 def recommended_options(command: Command) -> Command:
     """The options of sampling that a model's authors may recommend."""
     options = [

@@ -96,9 +96,12 @@ _REFUSED = (
         "Adapters are not supported; merge them into the weights.",
     ),
     (
-        "--tokenizer --tokenizer-mode --chat-template --chat-template-file --jinja "
-        "--trust-remote-code",
-        "A model's own tokenizer and template are used, and no code of its own.",
+        "--tokenizer --tokenizer-mode --jinja --trust-remote-code",
+        "A model's own tokenizer is used, and no code of its own.",
+    ),
+    (
+        "--chat-template --chat-template-file",
+        "`specqd chat`, `generate --chat` and `serve` take it.",
     ),
     (
         "--tool-call-parser --enable-auto-tool-choice --reasoning-parser",

@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,6 +21,7 @@ from specqd.cli.options import (
     option,
     prompt_cache_options,
     recommended_options,
+    template_option,
 )
 from specqd.cli.terminal import say
 from specqd.errors import RequestError
@@ -99,6 +101,7 @@ Examples:
     "states a temperature. Default: as `specqd chat` does, at 0.7 with a repetition penalty of "
     "1.05.",
 )
+@template_option()
 @prompt_cache_options
 @click.option(
     "--lenient",
@@ -125,6 +128,7 @@ def serve(
     context: int | None,
     cache_positions: int | None,
     strict_openai: bool,
+    chat_template: Path | None,
     prompt_cache: PromptCacheChoice,
     lenient: bool,
     served_model_name: str | None,
@@ -155,6 +159,7 @@ def serve(
         cache_positions=cache_positions,
         context=context,
         prompt_cache=prompt_cache,
+        chat_template=chat_template,
     )
     names = frozenset(each.lower() for each in (host, *allow_host))
     service = open_service(

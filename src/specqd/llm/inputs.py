@@ -111,6 +111,13 @@ def directory_name(name: str, value: object) -> Path | None:
     return None if value is None else Path(value)
 
 
+def file_name(name: str, value: object) -> Path | None:
+    """The path of a file; raises FieldError for another type."""
+    if value == "" or not isinstance(value, str | Path | None):
+        raise FieldError(name, f"{shown(value)} is not the path of a file")
+    return None if value is None else Path(value)
+
+
 def check_numbers(**numbers: object) -> None:
     """Raises FieldError for a value that is neither None nor a whole number."""
     for name, value in numbers.items():

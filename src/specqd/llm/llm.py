@@ -72,6 +72,7 @@ class LLM:
         as `model` is. `auto`: the known one of a model in Hugging Face's cache, if it is in the
         cache, too; it is not fetched, and it is left out with a warning if it cannot draft or does
         not fit into memory. None or `none`: no small model.
+    chat_template: a file with a Jinja chat template, which replaces the model's own.
     progress: called while the weights load, with the bytes loaded so far and those of all.
     """
 
@@ -90,6 +91,7 @@ class LLM:
         prompt_cache_size: int | None = None,
         numa: str = "auto",
         small: str | Path | None = "auto",
+        chat_template: str | Path | None = None,
         progress: Progress | None = None,
     ) -> None:
         inputs.check_words(draft, isa)
@@ -107,6 +109,8 @@ class LLM:
         if own.is_mxfp4 and draft == "auto":
             warnings.warn(f"{self.directory}: {_ONE_PRECISION}", SpecqdWarning, stacklevel=2)
         self.tokenizer = Tokenizer.open(self.directory)
+        if (template := inputs.file_name("chat_template", chat_template)) is not None:
+            self.tokenizer.use_template(template)
         self.defaults = read_generation_defaults(self.directory)
         self._small = small
         self._drafts = Drafts(self.directory, precision, self.tokenizer)

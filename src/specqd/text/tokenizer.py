@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,6 +123,18 @@ class Tokenizer:
                 name: ChatTemplate(text, str(path)) for name, text in read.templates.items()
             }
             return cls(read.backend, read.named_tokens, templates)
+
+    def use_template(self, path: Path) -> None:
+        """Uses the chat template in a file in place of the model's own, and tries it.
+
+        Raises TokenizerError if it cannot be read or fails. It may reject the chat of the trial.
+        """
+        source = read_text(path)
+        if source is None:
+            raise TokenizerError(f"{path}: not found; name a file with a chat template")
+        self._templates = {"default": ChatTemplate(source, str(path))}
+        with suppress(RequestError):
+            self.render_chat([{"role": "user", "content": "?"}])
 
     @property
     def has_chat_template(self) -> bool:
