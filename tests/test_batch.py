@@ -149,7 +149,7 @@ def test_batches_do_not_need_the_servers_packages(
     subprocess.run([sys.executable, "-c", program], check=True)
     monkeypatch.setitem(sys.modules, "llguidance", None)
     monkeypatch.delitem(sys.modules, "specqd.grammars", raising=False)
-    monkeypatch.setattr(llm, "_grammars", None)
+    monkeypatch.setattr(llm.rules, "_grammars", None)
     form = request("a", response_format={"type": "json_object"})
     with pytest.raises(RequestError, match=re.escape(install_command("structured"))):
         answer_file(llm, write(tmp_path / "in.jsonl", [form]), tmp_path / "out.jsonl")

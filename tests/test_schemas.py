@@ -150,7 +150,7 @@ def test_a_pydantic_model_without_a_schema_is_refused() -> None:
 def test_the_error_without_llguidance_says_how_to_install_it(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llm, "_grammars", None)
+    monkeypatch.setattr(llm.rules, "_grammars", None)
     monkeypatch.setitem(sys.modules, "llguidance", None)
     monkeypatch.delitem(sys.modules, "specqd.grammars", raising=False)
     said = refused(RequestError, llm.generate, "x", SamplingParams(pattern="a"))

@@ -172,7 +172,7 @@ class AsyncLLM:
     ) -> AsyncIterator[_Running]:
         """A request in the engine, which is closed at the end."""
         thread, engine = self._started(), self.llm.engine
-        make_grammar = await asyncio.to_thread(self.llm.grammar_of, params, prompts)
+        make_grammar = await asyncio.to_thread(self.llm.rules.of, params, prompts)
         job = Job(GenerationRequest(prompts, params, make_grammar), is_streamed=is_streamed)
         try:
             before = await thread.ask(lambda: Stats.of(engine))

@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +15,10 @@ from numpy.typing import NDArray
 from specqd import _native
 from specqd.config import read_config, read_generation_defaults
 from specqd.engine.engine import Engine
-from specqd.engine.generation import GenerationRequest, MakeGrammar
+from specqd.engine.generation import GenerationRequest
 from specqd.engine.reports import chain_of
-from specqd.engine.thinking import after_reasoning
 from specqd.engine.turns import Turns
 from specqd.errors import FieldError, RequestError, SpecqdWarning, TokenizerError
-from specqd.extras import install_command
 from specqd.hub import resolve, shipped_model
 from specqd.llm import inputs, peers
 from specqd.llm.auto import check_small, checked_chain
@@ -29,16 +27,13 @@ from specqd.llm.chains import Drafts
 from specqd.llm.draft_words import DraftSpec, draft_format, parse_chain
 from specqd.llm.inputs import Messages, Prompt
 from specqd.llm.results import Result
+from specqd.llm.rules import Rules
 from specqd.llm.stream import OnPrompt, Stream
 from specqd.model.loader import Progress
 from specqd.model.model import Machine, Model, Precision
 from specqd.model.prompt_files import PromptFiles
 from specqd.sampling import SamplingParams
-from specqd.text.reasoning import reasoning_of
 from specqd.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from specqd.grammars import Grammars
 
 _ONE_PRECISION = (
     "the weights are already MXFP4, so they have no fp4 draft; only n-grams or other models draft"
@@ -115,7 +110,6 @@ class LLM:
         self._small = small
         self._drafts = Drafts(self.directory, precision, self.tokenizer)
         specs = checked_chain(draft, small, precision, self.directory, own, self._drafts)
-        self._grammars: Grammars | None = None
         self.turns = Turns()
         with self.turns.alone():  # the interpreter waits for it at exit
             progress = self._drafts.overall(specs, progress)
@@ -133,6 +127,8 @@ class LLM:
                 opened.keep_prompts(files)
             self._model: Model | None = opened
             self._engine: Engine | None = self._engine_of(specs, progress)
+            eos = self._engine.eos_token_ids
+            self.rules = Rules(self.tokenizer, opened.vocabulary, sorted(eos))
 
     @property
     def model(self) -> Model:
@@ -149,46 +145,6 @@ class LLM:
         if self._engine is None:
             raise self._is_closed()
         return self._engine
-
-    @property
-    def grammars(self) -> "Grammars":
-        """What makes the grammars of schemas and patterns. Raises RequestError without the
-        package that it needs."""
-        if self._grammars is None:
-            try:
-                from specqd.grammars import Grammars
-            except ImportError as error:
-                problem = (
-                    f"schemas, patterns and tools need llguidance; {install_command('structured')}"
-                )
-                raise RequestError(problem) from error
-            eos = sorted(self.engine.eos_token_ids)
-            self._grammars = Grammars(self.tokenizer, self.model.vocabulary, eos)
-        return self._grammars
-
-    def grammar_of(
-        self, params: SamplingParams, prompts: SequenceOf[SequenceOf[int]]
-    ) -> MakeGrammar | None:
-        """Makes the grammars of the parameters' schema, pattern and budget, one for each sample;
-        None if they have none of these. Takes up to a second. Raises FieldError if they cannot be
-        enforced. A schema or pattern applies after the reasoning that a prompt has begun."""
-        budget, make = params.thinking_token_budget, None
-        if params.schema is not None:
-            make = self.grammars.of_schema(params.schema, "schema")
-        elif params.pattern is not None:
-            make = self.grammars.of_pattern(params.pattern, "pattern")
-        if make is None and budget is None:
-            return None
-        found = {reasoning_of(self.tokenizer, prompt) for prompt in prompts}
-        if len(found) > 1:
-            problem = "some of the prompts have begun their reasoning; give those in another call"
-            raise FieldError("prompts", problem)
-        reasoning = next(iter(found), None)
-        if budget is None and (reasoning is None or not reasoning.is_open):
-            return make
-        eos = sorted(self.engine.eos_token_ids)
-        vocabulary = self.model.vocabulary
-        return after_reasoning(make, reasoning, budget, self.tokenizer, vocabulary, eos)
 
     def close(self) -> None:
         """Frees the model's memory, unless another LLM of `with_draft` uses it. Later calls raise
@@ -340,9 +296,7 @@ class LLM:
 
     def _begin(self, request: GenerationRequest) -> Call:
         if request.make_grammar is None:
-            request = replace(
-                request, make_grammar=self.grammar_of(request.params, request.prompts)
-            )
+            request = replace(request, make_grammar=self.rules.of(request.params, request.prompts))
         return Call(self.engine, self.turns, request)
 
     def _stream(

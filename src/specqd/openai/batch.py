@@ -297,7 +297,7 @@ def _grammar_of(llm: LLM, batch: Batch) -> GrammarOf | None:
     """Returns None if no request has a grammar: only grammars need llguidance."""
     if not any(each.request.has_rules for each in batch.requests):
         return None
-    grammars = llm.grammars
+    grammars = llm.rules.grammars
     from specqd.openai.grammar import request_grammar
 
     return partial(request_grammar, grammars)
