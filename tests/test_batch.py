@@ -232,7 +232,7 @@ def test_chats_are_rejected_without_a_chat_template(tmp_path: Path, seed: int) -
         (json.dumps(request("b") | {"url": "/v1/embeddings"}).encode(), "url"),
         (json.dumps(request("b") | {"method": "GET"}).encode(), "method"),
         (json.dumps(request("b") | {"extra": 1}).encode(), "'extra'"),
-        (json.dumps(request("b", suffix="x")).encode(), "body.suffix"),
+        (json.dumps(request("b", suffix="x", echo=True)).encode(), "body.suffix"),
         (json.dumps(request("b", temperature="hot")).encode(), "body.temperature"),
         (json.dumps(request("b", stream=True)).encode(), "body.stream"),
         (json.dumps(request("b") | {"body": 3}).encode(), "body: 3"),
