@@ -123,7 +123,7 @@ _REFUSED = (
         "--disable-log-requests --no-enable-log-requests --enable-log-requests --disable-log-stats "
         "--disable-uvicorn-access-log --uvicorn-log-level --log-level --log-file -lv "
         "--log-verbosity",
-        "Requests are not logged, only counted at /metrics; leave it out.",
+        "`specqd serve` logs requests only with --log-requests, and counts them at /metrics.",
     ),
     (
         "--embedding --embeddings --rerank --reranking --pooling --task --runner",

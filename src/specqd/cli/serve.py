@@ -109,6 +109,11 @@ Examples:
     help="Ignore unknown fields of requests instead of refusing them. Logs each name once.",
 )
 @option(
+    "--log-requests",
+    is_flag=True,
+    help="Print a line for each request: path, status, seconds and tokens, but no text.",
+)
+@option(
     "--served-model-name",
     also=("-a", "--alias"),
     metavar="NAME",
@@ -131,6 +136,7 @@ def serve(
     chat_template: Path | None,
     prompt_cache: PromptCacheChoice,
     lenient: bool,
+    log_requests: bool,
     served_model_name: str | None,
     machine: MachineChoice,
     **sampling: Any,
@@ -173,7 +179,7 @@ def serve(
         is_strict=strict_openai,
     )
     _announce(service.serving.model_name, sock.getsockname(), is_open=not api_keys)
-    run(service, sock, DRAIN_SECONDS, say)
+    run(service, sock, DRAIN_SECONDS, say, logs_requests=log_requests)
 
 
 def _check_keys(api_keys: tuple[str, ...]) -> None:

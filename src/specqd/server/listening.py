@@ -14,6 +14,7 @@ from specqd.engine.thread import EngineThread
 from specqd.errors import MachineError
 from specqd.server.app import Service, make_app
 from specqd.server.connections import ACCEPTED_AT_ONCE, Connection, most_connections
+from specqd.server.request_log import RequestLog
 
 _BACKLOG = 2048
 _SLOW_READERS_SECONDS = 5  # for clients to read the last events
@@ -37,14 +38,23 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
-def run(service: Service, sock: socket.socket, drain_s: int, say: Callable[[str], None]) -> None:
+def run(
+    service: Service,
+    sock: socket.socket,
+    drain_s: int,
+    say: Callable[[str], None],
+    *,
+    logs_requests: bool = False,
+) -> None:
     """Serves until SIGTERM or SIGINT.
 
     Open requests then have `drain_s` seconds to finish; a second signal cancels them at once. `say`
-    prints a line. Raises MachineError if the engine failed.
+    prints a line. logs_requests: prints one for each request. Raises MachineError if the engine
+    failed.
     """
+    app = make_app(service)
     config = uvicorn.Config(
-        make_app(service),
+        RequestLog(app, say) if logs_requests else app,
         http=Connection,
         limit_concurrency=most_connections(),
         backlog=ACCEPTED_AT_ONCE,  # also the kernel's queue, until `startup` sets a longer one

@@ -13,6 +13,7 @@ from specqd.engine.updates import Update
 from specqd.errors import SpecqdError
 from specqd.openai.answers import Event, Reply
 from specqd.server.problems import problem_of
+from specqd.server.request_log import USAGE
 
 T = TypeVar("T")
 
@@ -28,6 +29,7 @@ class AnswerResponse(Response):
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[USAGE] = self._answer.usage
         sending = self._send_events(send) if self._is_stream else self._send(scope, receive, send)
         try:
             await while_connected(receive, sending)
