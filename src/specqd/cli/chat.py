@@ -28,11 +28,10 @@ from specqd.cli.options import (
     precision_option,
     prompt_cache_options,
     prompt_of,
-    sampling_of,
-    sampling_options,
     template_option,
     text_argument,
 )
+from specqd.cli.sampling_options import sampling_of, sampling_options
 from specqd.cli.talk import COMMANDS, LEAVE, Talk
 from specqd.cli.terminal import no_echo, say
 

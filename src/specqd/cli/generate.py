@@ -32,11 +32,10 @@ from specqd.cli.options import (
     prompt_cache_options,
     prompt_of,
     prompt_options,
-    sampling_of,
-    sampling_options,
     template_option,
     text_argument,
 )
+from specqd.cli.sampling_options import sampling_of, sampling_options
 from specqd.cli.summary import level_table, prompt_speed, summary
 from specqd.cli.terminal import one_line, say
 from specqd.errors import RequestError

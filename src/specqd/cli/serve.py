@@ -20,9 +20,9 @@ from specqd.cli.options import (
     model_argument,
     option,
     prompt_cache_options,
-    recommended_options,
     template_option,
 )
+from specqd.cli.sampling_options import recommended_options
 from specqd.cli.terminal import say
 from specqd.errors import RequestError
 from specqd.extras import install_command
