@@ -19,7 +19,7 @@ BUILD_REQUIRES = $(shell $(BIN)/python -c 'import tomllib; \
 unexport PYTHONPATH  # import only from the environments below
 
 .PHONY: build demo test test-slow test-all test-ray test-clients real-models wheel fuzz mutants \
-	clang sanitize aarch64 amx numa image
+	clang sanitize aarch64 aarch64-counts amx numa image
 .PHONY: lint format docs examples parity bench-peers bench-prefill clean
 
 build: $(VENV)/built
@@ -123,6 +123,11 @@ numa: build dist/built
 # On Debian: compares tokens on emulated aarch64 with those of this machine.
 aarch64: build
 	.ci/aarch64
+
+# On Debian: counts the instructions of the aarch64 kernels under emulation, computes their cycles,
+# and fails where they exceed their limits.
+aarch64-counts: build
+	$(BIN)/python benchmarks/aarch64/count.py --check
 
 # On Debian: runs the tests of kernels and of exactness on emulated AMX.
 amx: build dist/built $(VENV)/with-serve+test

@@ -16,7 +16,9 @@ AREAS = {
         "gguf_recurrent goldens head* kv_* latent mtp* native_structs pack* partial_head "
         "prompt_cache prompt_files prompt_store real_models recurrent* rope stages taps tensors"
     ),
-    "kernels": "allocation_faults error_feedback float_mode kernels noise rope sample_token",
+    "kernels": (
+        "aarch64 allocation_faults error_feedback float_mode kernels noise rope sample_token"
+    ),
     "runtime": "numa pool stages threads topology",
     "weights": "draft_formats error_feedback fp4 pack*",
     "decode": (
