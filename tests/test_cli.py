@@ -132,7 +132,7 @@ def test_json_is_one_object_as_documented(small_model: Path, run: Run) -> None:
     assert [level["name"] for level in stats["levels"]] == ["bf16", "fp4"]
     names = (
         "name forwards rows seconds pick_seconds drafted accepted acceptance acceptance_at "
-        "drafted_at mean_accepted_length gain_s gb_per_s"
+        "drafted_at mean_accepted_length gain_s gb_per_s cache_share"
     )
     assert {*names.split()} == set(stats["levels"][0])
     assert stats["levels"][1]["acceptance"] is None
