@@ -19,7 +19,7 @@ BUILD_REQUIRES = $(shell $(BIN)/python -c 'import tomllib; \
 unexport PYTHONPATH  # import only from the environments below
 
 .PHONY: build demo test test-slow test-all test-ray test-clients real-models wheel fuzz mutants \
-	clang sanitize aarch64 aarch64-counts amx numa image
+	clang sanitize aarch64 aarch64-counts cross amx numa image
 .PHONY: lint format docs examples parity bench-peers bench-prefill clean
 
 build: $(VENV)/built
@@ -120,7 +120,7 @@ mutants: build $(VENV)/with-serve+test $(VENV)/with-mutants
 numa: build dist/built
 	.ci/numa
 
-# On Debian: compares tokens on emulated aarch64 with those of this machine.
+# On Debian: compares kernels and tokens on emulated aarch64 with those of this machine.
 aarch64: build
 	.ci/aarch64
 
@@ -128,6 +128,10 @@ aarch64: build
 # and fails where they exceed their limits.
 aarch64-counts: build
 	$(BIN)/python benchmarks/aarch64/count.py --check
+
+# Compiles the core for Linux on aarch64 and for macOS, without running it.
+cross:
+	.ci/cross
 
 # On Debian: runs the tests of kernels and of exactness on emulated AMX.
 amx: build dist/built $(VENV)/with-serve+test
@@ -208,5 +212,5 @@ bench-prefill: $(PEERS)/ready
 
 clean:
 	rm -rf $(VENV) $(PARITY) $(PEERS) $(EMPTY) $(RAY) $(CLIENTS) dist build build-clang \
-		build-thread build-address build-mutants build-aarch64 build-amx build-numa build-image \
-		build-docs
+		build-thread build-address build-mutants build-aarch64 build-cross build-amx build-numa \
+		build-image build-docs
