@@ -246,10 +246,12 @@ void BlockDrafter::make_blocks(std::span<const DraftRequest> requests, std::span
 void BlockDrafter::forward(std::span<const Rows> batch) {
   const double begun = clock_();
   const size_t read = model_.bytes_read(), cache_read = model_.cache_bytes_read();
+  const size_t whole_cache = model_.whole_cache_bytes();
   model_.forward(batch);
   stats.seconds += clock_() - begun;
   stats.bytes_read += model_.bytes_read() - read;
   stats.cache_bytes_read += model_.cache_bytes_read() - cache_read;
+  stats.whole_cache_bytes += model_.whole_cache_bytes() - whole_cache;
 }
 
 void BlockDrafter::follow(std::span<const std::shared_ptr<Sequence>> sequences) {

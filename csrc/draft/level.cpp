@@ -37,8 +37,8 @@ Level::Level(LevelModel& model, Drafter& drafter, std::optional<int64_t> length,
 
 void Level::release(const std::shared_ptr<Sequence>& sequence) {
   const auto made = static_cast<double>(std::ssize(sequence->tokens) - sequence->prompt_length);
-  usual_tokens_ += kRecent * (made - usual_tokens_);
-  known_.erase(sequence->key);
+  // A level that stands in two places hears of the end twice; the first time it knows the sequence.
+  if (known_.erase(sequence->key) > 0) usual_tokens_ += kRecent * (made - usual_tokens_);
   drafter_->release(sequence);
   model_.release(sequence);
 }
