@@ -152,15 +152,16 @@ class Count:
     cycles: dict[str, float]  # by core; empty without llvm-mca
 
 
+Product = tuple[str, str, int, Count]  # precision, instruction set, rows
+
+
 def count(isa: str, kernel: str, rows: int, amount: int, cores: Sequence[str]) -> Count:
     once, twice = traces(isa, kernel, rows, amount)
     by_core = {core: (cycles(core, twice) - cycles(core, once)) / amount for core in cores}
     return Count((len(twice) - len(once)) / amount, by_core)
 
 
-def product_counts(
-    cores: Sequence[str], isas: Sequence[str] = tuple(OPTIONS)
-) -> Iterator[tuple[str, str, int, Count]]:
+def product_counts(cores: Sequence[str], isas: Sequence[str] = tuple(OPTIONS)) -> Iterator[Product]:
     """Precision, instruction set, rows and count of each product; portable ones without cycles."""
     for precision in ("exact", "fp4"):
         for isa in isas:
@@ -180,7 +181,7 @@ def show(title: str, columns: list[Any], rows: list[list[Any]], file: Path | Non
         write_table(file, fields | {"columns": columns, "rows": rows})
 
 
-def capacities(products: Sequence[tuple[str, str, int, Count]]) -> Iterator[list[Any]]:
+def capacities(products: Sequence[Product]) -> Iterator[list[Any]]:
     """Rows of the table of machines, from the cycles of the kernels for dot products."""
     for machine in MACHINES:
         for precision, isa, rows, counted in products:
@@ -192,7 +193,7 @@ def capacities(products: Sequence[tuple[str, str, int, Count]]) -> Iterator[list
             yield [machine.name, assumed, precision, rows, speed, machine.cores * speed / limit]
 
 
-def excesses(products: Sequence[tuple[str, str, int, Count]]) -> Iterator[str]:
+def excesses(products: Sequence[Product]) -> Iterator[str]:
     for precision, isa, rows, counted in products:
         if isa != "neondot":
             continue
@@ -201,6 +202,32 @@ def excesses(products: Sequence[tuple[str, str, int, Count]]) -> Iterator[str]:
             yield f"{precision}, {rows} rows: {counted.instructions:.0f} instructions, not {most}"
         if rows == 1 and cycles > MOST_CYCLES[precision]:
             yield f"{precision}, 1 row: {cycles:.0f} cycles, not {MOST_CYCLES[precision]}"
+
+
+def show_products(products: Sequence[Product], cores: Sequence[str], file: Path | None) -> None:
+    columns = ["precision", "kernels", "rows", _number("instructions", ".0f")]
+    columns += [_number(f"cycles, {CORES[core]}", ".0f") for core in cores]
+    rows = [
+        [precision, isa, n, each.instructions, *(each.cycles.get(core) for core in cores)]
+        for precision, isa, n, each in products
+    ]
+    show("Instructions and computed cycles per tile of 512 weights", columns, rows, file)
+
+
+def show_operations(file: Path | None) -> None:
+    isas = ("portable", "neon")
+    rows = [
+        [name, *(count(isa, name, 1, BLOCKS, ()).instructions for isa in isas)]
+        for name in OPERATIONS
+    ]
+    columns = ["operation", *(_number(isa, ".0f") for isa in isas)]
+    show("Instructions per 32 values, counted", columns, rows, file)
+
+
+def show_capacities(products: Sequence[Product], file: Path | None) -> None:
+    columns = ["machine", "assumed", "precision", "rows"]
+    columns += [_number("Gweights/s, one core", ".1f"), _number("share of bandwidth", ".2f")]
+    show("Capacity with `neondot`, computed", columns, list(capacities(products)), file)
 
 
 def main() -> int:
@@ -216,28 +243,16 @@ def main() -> int:
         print(f"no cycles: {error}", file=sys.stderr)
 
     def file(name: str) -> Path | None:
-        return options.json / f"{name}.json" if options.json else None
+        return options.json / f"aarch64-{name}.json" if options.json else None
 
     products = list(product_counts(cores))
-    numbers = [(CORES[core], ".0f") for core in cores]
-    columns = ["precision", "kernels", "rows", _number("instructions", ".0f")]
-    columns += [_number(f"cycles, {name}", form) for name, form in numbers]
-    rows = [
-        [precision, isa, n, each.instructions, *(each.cycles.get(core) for core in cores)]
-        for precision, isa, n, each in products
-    ]
-    show("Per tile of 512 weights", columns, rows, file("aarch64-tiles"))
-    isas = ("portable", "neon")
-    by_isa = [[count(isa, name, 1, BLOCKS, ()).instructions for isa in isas] for name in OPERATIONS]
-    columns = ["operation", *(_number(isa, ".0f") for isa in isas)]
-    rows = [[name, *each] for name, each in zip(OPERATIONS, by_isa, strict=True)]
-    show("Instructions per 32 values", columns, rows, file("aarch64-operations"))
+    show_products(products, cores, file("tiles"))
+    show_operations(file("operations"))
     if cores:
-        columns = ["machine", "assumed", "precision", "rows"]
-        columns += [_number("Gweights/s, one core", ".1f"), _number("share of bandwidth", ".2f")]
-        show("Capacity", columns, list(capacities(products)), file("aarch64-machines"))
+        show_capacities(products, file("machines"))
     problems = list(excesses(products))
-    print("\n".join(problems), file=sys.stderr, end="\n" if problems else "")
+    for problem in problems:
+        print(problem, file=sys.stderr)
     return 1 if options.check and problems else 0
 
 
