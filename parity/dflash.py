@@ -85,7 +85,7 @@ class Dflash:
         return made
 
     def mask(self, layer: int, rows: int, context: int) -> Tensor:
-        """Which of the context's and the block's positions each row of the block sees."""
+        """Returns the positions of the context and the block that each row of the block sees."""
         row, key = context + torch.arange(rows)[:, None], torch.arange(context + rows)
         types = self.layer.get("layer_types") or ["full_attention"] * (layer + 1)
         if types[layer] == "full_attention":

@@ -146,7 +146,7 @@ def cycles(core: str, instructions: Sequence[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Of one tile, or of one block of 32 values."""
+    """The cost of one tile, or of one block of 32 values."""
 
     instructions: float
     cycles: dict[str, float]  # by core; empty without llvm-mca

@@ -8,9 +8,9 @@
 
 namespace specqd {
 
-// Of a long context, a draft reads the first page, the newest pages, and of the others those to
+// A draft of a long context reads the first page, the newest pages, and those of the others to
 // which the last verified rows paid most attention. What it leaves out can only make its tokens
-// worse: verification reads everything.
+// worse, because verification reads everything.
 class DraftPages {
  public:
   // Replaces the weights, [strips][pages]. Pages without a weight count as unattended.

@@ -1,4 +1,4 @@
-// How much of a proposal that was made in one go goes to its verifier.
+// Decides how many tokens of a finished proposal go to the verifier.
 #pragma once
 
 #include <span>

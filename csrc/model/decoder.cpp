@@ -96,32 +96,18 @@ size_t Decoder::weight_bytes(Precision precision) const {
 }
 
 size_t Decoder::seen_cache_bytes() const {
-  return cache_bytes(batch_.all_sequences, batch_.sequences);
-}
-
-size_t Decoder::whole_cache_bytes() const {
-  const auto without_choices = [](std::vector<SequenceRows> sequences) {
-    for (SequenceRows& rows : sequences) rows.choice = nullptr;
-    return sequences;
-  };
-  return cache_bytes(without_choices(batch_.all_sequences), without_choices(batch_.sequences));
-}
-
-size_t Decoder::cache_bytes(std::span<const SequenceRows> first,
-                            std::span<const SequenceRows> last) const {
   int64_t words = 0;
   for (int64_t i = 0; i < std::ssize(layers_); ++i)
-    words +=
-        layers_[static_cast<size_t>(i)].cache_words(i < cache_plan_.first_reader ? first : last);
+    words += layers_[static_cast<size_t>(i)].cache_words(
+        i < cache_plan_.first_reader ? batch_.all_sequences : batch_.sequences);
   return static_cast<size_t>(words) * sizeof(uint16_t) + static_cast<size_t>(batch_.states.bytes());
 }
 
-size_t Decoder::strip_bytes_per_position() const {
-  int64_t words = 0;
-  const SequenceRows page{0, 0, kPagePositions, 0};
-  for (size_t i = 0; i < layers_.size(); ++i)
-    if (cache_plan_.places[i].first_strip >= 0) words += layers_[i].cache_words({&page, 1});
-  return static_cast<size_t>(words / kPagePositions) * sizeof(uint16_t);
+size_t Decoder::skipped_cache_bytes() const {
+  int64_t pages = 0;
+  for (const SequenceRows& rows : batch_.all_sequences)
+    if (rows.choice != nullptr) pages += rows.choice->skipped_pages();
+  return static_cast<size_t>(pages * kPagePositions) * strip_bytes_per_position();
 }
 
 bool Decoder::has_pages(const KvCache& cache, const ForwardRows& rows) const {

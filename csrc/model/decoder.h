@@ -67,12 +67,14 @@ class Decoder {
   // Bytes of keys, values and states that the last forward read or wrote: keys and values in blocks
   // of 32 positions. A block counts once per sequence, even if several of its rows read it.
   size_t seen_cache_bytes() const;
-  // The same, if all rows had attended to all pages.
-  size_t whole_cache_bytes() const;
+  // Bytes that it would have read too if all rows attended to all pages.
+  size_t skipped_cache_bytes() const;
 
-  // Of the layers without a window: their strips, and bytes of keys and values per position.
+  // The number of strips, and the bytes of keys and values that they hold per position.
   int64_t strips() const { return std::ssize(cache_plan_.strip_heads); }
-  size_t strip_bytes_per_position() const;
+  size_t strip_bytes_per_position() const {
+    return static_cast<size_t>(cache_plan_.strip_words) * sizeof(uint16_t);
+  }
   // The softmax weights of rows [first, last) with logits of the last forward, which must have
   // weighed pages: sums over rows and heads, [strips()][pages of the longest such sequence].
   std::vector<float> page_weights(int64_t first, int64_t last) const {
@@ -94,8 +96,6 @@ class Decoder {
   std::vector<std::vector<BlockMatrix>> matrices() const;
   void reserve();
   void begin(const ForwardRequest& request);
-  // Bytes that rows read or write; the last layers may have fewer rows than the first ones.
-  size_t cache_bytes(std::span<const SequenceRows> first, std::span<const SequenceRows> last) const;
   // Runs layers [first, last), and the output head after the last one of all.
   void run_layers(Team& team, int64_t first, int64_t last);
 

@@ -1,4 +1,4 @@
-// How much attention the rows of a forward pay to each page: sums of softmax weights by strip (a
+// The attention that the rows of a forward pay to each page: sums of softmax weights by strip (a
 // key-value head of a layer without a window), row and head. This file knows no sequences.
 #pragma once
 

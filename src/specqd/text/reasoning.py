@@ -42,7 +42,7 @@ class Splitter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """How one prompt's answer marks its reasoning. None as marks: gpt-oss's channels."""
+    """The marks around the reasoning in one prompt's answer; None for gpt-oss, which has channels."""
 
     marks: tuple[str, str] | None
     is_open: bool = False  # the prompt ends within the reasoning
