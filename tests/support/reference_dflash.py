@@ -68,7 +68,7 @@ class Drafter:
         return np.einsum("hts,shd->thd", shares, v).reshape(len(rows), -1)
 
     def _is_visible(self, index: int, rows: int, keys: int, start: int, first: int) -> Array:
-        """Which keys a row sees: those of its window before it, and all of its block unless the
+        """The keys that a row sees: those of its window before it, and all of its block unless the
         layer is causal."""
         row, key = start + np.arange(rows)[:, None], first + np.arange(keys)
         window = self.config.layers.windows[index]

@@ -42,7 +42,7 @@ class Splitter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """The marks around the reasoning in one prompt's answer; None for gpt-oss, which has channels."""
+    """The marks of reasoning in one prompt's answer; None for gpt-oss, which has channels."""
 
     marks: tuple[str, str] | None
     is_open: bool = False  # the prompt ends within the reasoning
