@@ -30,20 +30,13 @@ BlockForward::BlockForward(std::shared_ptr<Decoder> decoder, std::shared_ptr<KvC
 }
 
 std::shared_ptr<Context> BlockForward::context(const std::shared_ptr<Sequence>& sequence) {
-  State& state = states_[sequence->key];
-  if (state.context == nullptr) {
-    state.context = std::make_shared<Context>(cache_->create());
-    state_of_context_[state.context.get()] = &state;
-  }
+  State& state = states_.of(*sequence, *cache_);
   follow(state, *sequence);
   return state.context;
 }
 
 void BlockForward::release(const std::shared_ptr<Sequence>& sequence) {
-  const auto held = states_.extract(sequence->key);
-  if (held.empty()) return;
-  state_of_context_.erase(held.mapped().context.get());
-  cache_->release(held.mapped().context->slot());
+  states_.release(*sequence, *cache_);
 }
 
 void BlockForward::follow(State& state, const Sequence& sequence) {
@@ -61,20 +54,13 @@ void BlockForward::follow(State& state, const Sequence& sequence) {
 }
 
 BlockForward::Readiness BlockForward::readiness(const Sequence& sequence) const {
-  const auto found = states_.find(sequence.key);
-  if (found == states_.end() || found->second.source == nullptr) return {};
-  const State& state = found->second;
+  const State* const found = states_.find(sequence);
+  if (found == nullptr || found->source == nullptr) return {};
+  const State& state = *found;
   return {state.known == state.newest && state.newest > state.first,
           static_cast<int64_t>(state.first), static_cast<int64_t>(state.length),
           static_cast<int64_t>(state.known - state.length),
           std::min(state.source->current_length() + 1, sequence.tokens.size())};
-}
-
-BlockForward::State& BlockForward::state_of(const Rows& rows) const {
-  const auto found = state_of_context_.find(rows.context.get());
-  if (found == state_of_context_.end())
-    throw std::invalid_argument("the context belongs to another model");
-  return *found->second;
 }
 
 Rows BlockForward::block_rows(const std::shared_ptr<Sequence>& sequence, int64_t count) {
@@ -122,7 +108,7 @@ void BlockForward::forward(std::span<const Rows> batch) {
   std::vector<State*> states;
   int64_t total = 0;
   for (const Rows& rows : batch) {
-    State& state = state_of(rows);
+    State& state = states_.of(*rows.context);
     const bool is_block = !rows.tokens.empty() && state.source != nullptr;
     if (is_block && (rows.start != state.newest || state.known != state.newest))
       throw std::invalid_argument("the context does not reach the block");

@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <unordered_map>
 #include <vector>
 
 #include "decode/feature_forward.h"
+#include "decode/state_table.h"
 
 namespace specqd {
 
@@ -67,14 +67,12 @@ class BlockForward : public FeatureForward {
   };
 
   void follow(State& state, const Sequence& sequence);
-  State& state_of(const Rows& rows) const;
   void absorb(std::span<State* const> states);
   void add_rows(const State& state, size_t position, size_t count, size_t logits);
 
   int64_t block_;
   int32_t mask_;
-  std::unordered_map<int64_t, State> states_;  // by sequence
-  std::unordered_map<const Context*, State*> state_of_context_;
+  StateTable<State> states_;
   std::vector<uint16_t> inputs_;  // of the absorption in progress
 };
 

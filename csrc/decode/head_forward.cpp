@@ -26,27 +26,13 @@ HeadForward::HeadForward(std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCac
 // --- Sequences -----------------------------------------------------------------------------------
 
 std::shared_ptr<Context> HeadForward::context(const std::shared_ptr<Sequence>& sequence) {
-  State& state = states_[sequence->key];
-  if (state.context == nullptr) {
-    state.context = std::make_shared<Context>(cache_->create());
-    state_of_context_[state.context.get()] = &state;
-  }
+  State& state = states_.of(*sequence, *cache_);
   follow(state, *sequence);
   return state.context;
 }
 
 void HeadForward::release(const std::shared_ptr<Sequence>& sequence) {
-  const auto held = states_.extract(sequence->key);
-  if (held.empty()) return;
-  state_of_context_.erase(held.mapped().context.get());
-  cache_->release(held.mapped().context->slot());
-}
-
-HeadForward::State& HeadForward::state_of(const Rows& rows) const {
-  const auto found = state_of_context_.find(rows.context.get());
-  if (found == state_of_context_.end())
-    throw std::invalid_argument("the context belongs to another model");
-  return *found->second;
+  states_.release(*sequence, *cache_);
 }
 
 // Starts over: the cache has no entries for the tokens before `first`.
@@ -98,7 +84,7 @@ void HeadForward::forward(std::span<const Rows> batch) {
   std::vector<Part> parts;
   int64_t logits = 0;
   for (const Rows& rows : batch) {
-    State& state = state_of(rows);
+    State& state = states_.of(*rows.context);
     if (rows.start < state.first || rows.logits > rows.tokens.size())
       throw std::invalid_argument(
           "rows start before the draft head's cache or ask for more logits than tokens");

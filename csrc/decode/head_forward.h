@@ -6,10 +6,10 @@
 #include <functional>
 #include <memory>
 #include <span>
-#include <unordered_map>
 #include <vector>
 
 #include "decode/feature_forward.h"
+#include "decode/state_table.h"
 
 namespace specqd {
 
@@ -58,7 +58,6 @@ class HeadForward : public FeatureForward {
     size_t end() const { return rows->start + rows->tokens.size(); }
   };
 
-  State& state_of(const Rows& rows) const;
   void follow(State& state, const Sequence& sequence);
   void begin(State& state, const Sequence& sequence, size_t first);
   bool knows_feature(const State& state, size_t token) const;
@@ -66,8 +65,7 @@ class HeadForward : public FeatureForward {
   void gather(Part& part, bool recycles);
   void take(std::span<Part> parts, bool recycles);
 
-  std::unordered_map<int64_t, State> states_;  // by sequence
-  std::unordered_map<const Context*, State*> state_of_context_;
+  StateTable<State> states_;
   std::vector<float> logits_;
   std::vector<uint16_t> inputs_;  // of the pass in progress
 };
