@@ -56,6 +56,7 @@ def main() -> None:
     arguments.add_argument("--batch", type=int, default=1, help="prompts at once")
     arguments.add_argument("-n", type=int, default=96, help="new tokens")
     arguments.add_argument("--temperature", type=float, default=0.0)
+    arguments.add_argument("--prompt-cache", type=Path, help="keep the prompts' KV cache here")
     options = arguments.parse_args()
     params = SamplingParams(
         max_tokens=options.n, temperature=options.temperature, seed=1, ignore_eos=True
@@ -67,6 +68,7 @@ def main() -> None:
         options.threads,
         options.isa,
         cache_positions=min(longest, 40_000) * (options.batch + 1),
+        prompt_cache=options.prompt_cache,
     ).with_draft("none")
     arms = make_arms(plain, options.chain)
     title = f"{plain.directory.name}, temperature {options.temperature:g}, batch {options.batch}"
