@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from specqd import _native
+from specqd._native import PAGE_POSITIONS, Rows
 from specqd.bench import stages
 from specqd.errors import RequestError
 from specqd.model.model import Machine, Model, Precision
@@ -72,6 +73,27 @@ def test_each_forward_is_compared_with_the_read_after_it(
     monkeypatch.setattr(stages, "_read_size", lambda moved: moved)
     times = stages.measure(model, Precision.EXACT, 1, POSITION, repeats=3)
     assert times.shares == pytest.approx([3 / 16, 4 / 16, 6 / 16])
+
+
+@pytest.mark.parametrize("rest", [0, 5])
+def test_the_keys_and_values_of_a_long_context_are_copies_of_its_first_page(
+    model: Model, rest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are read as if they had been computed."""
+    computed = []
+    forward = Model.forward
+
+    def counted(self: Model, batch: list[Rows]) -> None:
+        computed.extend(len(rows.tokens) for rows in batch)
+        forward(self, batch)
+
+    monkeypatch.setattr(Model, "forward", counted)
+    position = 6 * PAGE_POSITIONS + rest
+    near, far = (
+        stages.measure(model, Precision.EXACT, 1, at, repeats=1).moved_bytes for at in (0, position)
+    )
+    assert sum(computed) == 2 + PAGE_POSITIONS + rest + 2
+    assert far - near == 6 * model.cache.page_bytes  # reads count whole pages
 
 
 def test_a_trace_ends_and_later_forwards_are_not_recorded(model: Model) -> None:

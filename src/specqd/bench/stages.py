@@ -10,8 +10,9 @@ from statistics import median, quantiles
 from typing import Any
 
 from specqd import _native
-from specqd._native import Context, Rows
+from specqd._native import PAGE_POSITIONS, Context, Rows
 from specqd.bench.rounds import LARGEST_READ
+from specqd.errors import RequestError
 from specqd.model.bandwidth import plain_reads
 from specqd.model.model import Model, Precision
 
@@ -127,13 +128,32 @@ class _Text:
         """
         can_continue = self._model.cache.can_continue(self._exact.slot, start)
         if self._own.length < start or not can_continue:
-            self._model.forward([Rows(self._exact, 0, self._tokens[:start], 0)])
+            self._fill(start)
             self._own.begin(start + 1)
         forwards, tokens = self._forwards, self._tokens[start : start + rows]
         before = forwards.bytes_read + forwards.cache_bytes_read
         spans = _traced(forwards, [Rows(self._own, start, tokens, rows)])
         self.moved_bytes += forwards.bytes_read + forwards.cache_bytes_read - before
         return spans
+
+    def _fill(self, end: int) -> None:
+        """Writes the positions before `end`. Where no layer is recurrent, later pages are copies of
+        the first one, because costs do not depend on what the cache holds."""
+        cache, slot = self._model.cache, self._exact.slot
+        self._forward_exact(0, end if cache.has_states else min(end, PAGE_POSITIONS))
+        if cache.has_states or end <= PAGE_POSITIONS:
+            return
+        first = cache.page_bits(slot, 0)
+        for page in range(1, end // PAGE_POSITIONS):
+            if not cache.has_page(slot, page) and not cache.append_page(slot, first):
+                raise RequestError(f"the KV cache has no room for {end:,} positions")
+        copied = end - end % PAGE_POSITIONS
+        self._exact.record(PAGE_POSITIONS, self._tokens[PAGE_POSITIONS:copied])
+        self._forward_exact(copied, end)
+
+    def _forward_exact(self, start: int, end: int) -> None:
+        if start < end:
+            self._model.forward([Rows(self._exact, start, self._tokens[start:end], 0)])
 
     def release(self) -> None:
         self._model.cache.release(self._exact.slot)
