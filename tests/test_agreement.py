@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from specqd import LLM, SamplingParams
-from specqd.bench.agreement import Agreement, agreement
+from specqd.bench.agreement import Agreement, agreement, agreements
 from specqd.errors import RequestError
 from specqd.model.model import Model
 from support.families import FAMILY_SHAPES
@@ -59,8 +59,28 @@ def test_agreement_is_the_acceptance_of_first_tokens(
 def test_a_model_agrees_with_itself(
     plain: LLM, prompts: list[list[int]], rng: np.random.Generator, temperature: float
 ) -> None:
-    own = agreement(plain.model, prompts, params_at(temperature, rng), draft=plain.model)
+    params = params_at(temperature, rng)
+    [own] = agreements(plain.model, [plain.model], prompts, params, round_length=5)
     assert (own.agreed, own.share, own.interval) == (own.judged, 1.0, (1.0, 1.0))
+
+
+@each_temperature
+def test_a_round_is_a_proposal_of_which_all_is_accepted(
+    plain: LLM, prompts: list[list[int]], rng: np.random.Generator, temperature: float
+) -> None:
+    params = replace(params_at(temperature, rng), ignore_eos=True)
+    draft, length = plain.model.as_draft(), 3
+    drafted = plain.with_draft(f"fp4:k={length}")
+    drafted.engine.scheduler.reuses_prefixes = False
+    for prompt in prompts:
+        [result] = drafted.generate([prompt], replace(params, max_tokens=1 + length + 1))
+        accepted = result.stats.levels[0].accepted_at  # of the first proposal, and maybe more
+        judged = replace(params, max_tokens=length)
+        start = [[*prompt, result.tokens[0]]]
+        counted, same = agreements(plain.model, [draft, draft], start, judged, round_length=length)
+        assert counted == same
+        assert counted.judged == (length,)
+        assert (counted.agreed == (length,)) == (accepted[length - 1 :] == (1,))
 
 
 def test_prompts_are_judged_alike_alone_together_and_in_a_small_cache(
