@@ -90,22 +90,33 @@ def test_the_weights_of_a_row_do_not_depend_on_its_company(
 
 
 def test_a_draft_reads_the_first_page_the_best_and_the_newest(chance: random.Random) -> None:
+    """The best of all strips together, but at most twice as many of a strip as on average."""
     strips, pages = 3, chance.randrange(6, 40)
     most = chance.randrange(3, pages)
     start = (pages - 1) * PAGE + chance.randrange(PAGE)
     context = Context(0)
-    weights = np.random.default_rng(chance.getrandbits(32)).random((strips, pages))
-    testing.weigh_pages(context, weights.astype(np.float32))
+    weights = np.random.default_rng(chance.getrandbits(32)).random((strips, pages), np.float32)
+    weights[0] *= chance.random()  # attends to others less
+    testing.weigh_pages(context, weights)
     chosen = testing.draft_pages(context, strips, start, most)
+    newest, mean = {pages - 2, pages - 1}, most - 2
+    limit = min(2 * mean, pages - 3) - 1
+    best = sorted(
+        (
+            (weights[strip, page], strip, page)
+            for strip in range(strips)
+            for page in 1 + np.argsort(-weights[strip, 1 : pages - 2])[:limit]
+        ),
+        reverse=True,
+    )[: strips * (mean - 1)]
     for strip, found in enumerate(chosen):
-        best = 1 + np.argsort(-weights[strip, 1 : pages - 2])[: most - 3]
-        assert found == sorted({0, *best.tolist(), pages - 2, pages - 1})
-        assert len(found) == most
+        assert found == sorted({0, *(page for _, at, page in best if at == strip), *newest})
+    assert sum(map(len, chosen)) == strips * most
 
 
 def test_without_weights_the_newest_pages_are_read() -> None:
-    [found] = testing.draft_pages(Context(0), 1, 20 * PAGE, 6)
-    assert found == [0, 16, 17, 18, 19, 20]
+    found = testing.draft_pages(Context(0), 3, 20 * PAGE, 6)
+    assert found == 3 * [[0, 16, 17, 18, 19, 20]]
 
 
 @pytest.mark.parametrize(("pages", "most"), [(5, 5), (3, 4), (1, 3), (30, 0)])

@@ -1,7 +1,8 @@
 #include "decode/draft_pages.h"
 
 #include <algorithm>
-#include <span>
+#include <functional>
+#include <tuple>
 #include <utility>
 
 #include "model/kv_cache.h"
@@ -9,23 +10,23 @@
 namespace specqd {
 namespace {
 
-constexpr int64_t kNewest = 2;  // pages: the one of the draft's first row, and the one before
+constexpr int64_t kNewest = 2;      // pages: the one of the draft's first row, and the one before
+constexpr int64_t kMostOfMean = 2;  // a strip's earlier pages, over those of a strip on average
 
-// Writes the first page and those of most weight, in order. If weights are equal, newer pages win.
-void choose_best(std::span<const float> weights, std::span<int32_t> chosen, int64_t end) {
-  std::vector<int32_t> pages;
-  for (auto page = static_cast<int32_t>(end) - 1; page > 0; --page) pages.push_back(page);
-  const auto weight = [&](int32_t page) {
-    const auto at = static_cast<size_t>(page);
-    return at < weights.size() ? weights[at] : 0.0f;
-  };
-  const auto count = std::ssize(chosen) - 1;
-  std::ranges::nth_element(pages, pages.begin() + count, [&](int32_t a, int32_t b) {
-    return weight(a) > weight(b) || (weight(a) == weight(b) && a > b);
-  });
-  chosen[0] = 0;
-  std::ranges::copy_n(pages.begin(), count, chosen.begin() + 1);
-  std::ranges::sort(chosen);
+struct Candidate {
+  float weight;
+  int32_t page;
+  int64_t strip;
+  // If weights are equal, newer pages come first, and are divided evenly among the strips.
+  bool operator<(const Candidate& other) const {
+    return std::tuple(-weight, -page, strip) < std::tuple(-other.weight, -other.page, other.strip);
+  }
+};
+
+// Moves the best `count` candidates to the front.
+void move_best(std::vector<Candidate>& candidates, int64_t count) {
+  count = std::min(count, std::ssize(candidates));
+  std::ranges::nth_element(candidates, candidates.begin() + count, std::less<>());
 }
 
 }  // namespace
@@ -45,18 +46,45 @@ const PageChoice* DraftPages::choose(int64_t strips, int64_t start, int64_t most
   const bool holds =
       chosen_most_ == most && choice_.recent <= recent && recent <= choice_.recent + 1;
   if (holds) return &choice_;
-  choice_.recent = recent;
-  choice_.count = most - kNewest;
-  choice_.earlier.resize(static_cast<size_t>(strips * choice_.count));
-  const size_t pages = strips_ == strips ? weights_.size() / static_cast<size_t>(strips) : 0;
-  for (int64_t strip = 0; strip < strips; ++strip)
-    choose_best(std::span(weights_).subspan(static_cast<size_t>(strip) * pages, pages),
-                std::span(choice_.earlier)
-                    .subspan(static_cast<size_t>(strip * choice_.count),
-                             static_cast<size_t>(choice_.count)),
-                recent);
+  choose_best(strips, recent, most - kNewest);
   chosen_most_ = most;
   return &choice_;
+}
+
+// Of the pages before `recent`, chooses the first one of each strip, and those of most weight in
+// all strips together: `mean` by strip.
+void DraftPages::choose_best(int64_t strips, int64_t recent, int64_t mean) {
+  const auto pages = strips_ == strips ? std::ssize(weights_) / strips : 0;
+  const int64_t most = std::min(kMostOfMean * mean, recent - 1);
+  std::vector<Candidate> best, of_strip;
+  for (int64_t strip = 0; strip < strips; ++strip) {
+    of_strip.clear();
+    for (int64_t page = 1; page < recent; ++page) {
+      const float weight =
+          page < pages ? weights_[static_cast<size_t>(strip * pages + page)] : 0.0f;
+      of_strip.push_back({weight, static_cast<int32_t>(page), strip});
+    }
+    move_best(of_strip, most - 1);
+    best.insert(best.end(), of_strip.begin(), of_strip.begin() + (most - 1));
+  }
+  move_best(best, strips * (mean - 1));
+  best.resize(static_cast<size_t>(strips * (mean - 1)));
+  std::ranges::sort(best, {},
+                    [](const Candidate& each) { return std::pair(each.strip, each.page); });
+
+  choice_.recent = recent;
+  choice_.most = 0;
+  choice_.earlier.clear();
+  choice_.ends.clear();
+  auto next = best.begin();
+  for (int64_t strip = 0; strip < strips; ++strip) {
+    const int64_t before = std::ssize(choice_.earlier);
+    choice_.earlier.push_back(0);
+    for (; next != best.end() && next->strip == strip; ++next)
+      choice_.earlier.push_back(next->page);
+    choice_.ends.push_back(choice_.earlier.size());
+    choice_.most = std::max(choice_.most, std::ssize(choice_.earlier) - before);
+  }
 }
 
 }  // namespace specqd

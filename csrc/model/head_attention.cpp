@@ -44,16 +44,19 @@ HeadAttention::HeadAttention(const LayerWeights& layer, const AttentionPlace& pl
 
 int64_t HeadAttention::cache_words(std::span<const SequenceRows> sequences) const {
   const KvLayer layer{shape_.kv_heads, shape_.head_dim, shape_.value_dim};
-  int64_t positions = 0;
+  const int64_t strip_words = layer.page_words() / shape_.kv_heads;  // of a page
+  int64_t words = 0;
   for (const SequenceRows& rows : sequences) {
     const int64_t first =
         std::max<int64_t>(place_.reach.window > 0 ? rows.start + 1 - place_.reach.window : 0, 0);
     const int64_t last = rows.start + rows.count;
-    positions += (last + kBlock - 1) / kBlock * kBlock - first / kBlock * kBlock;
-    if (place_.first_strip != kNoStrip && rows.choice != nullptr)
-      positions -= rows.choice->skipped_pages() * kPagePositions;
+    const int64_t positions = (last + kBlock - 1) / kBlock * kBlock - first / kBlock * kBlock;
+    words += positions * layer.page_words() / kPagePositions;
+    if (place_.first_strip == kNoStrip || rows.choice == nullptr) continue;
+    for (int64_t kv_head = 0; kv_head < shape_.kv_heads; ++kv_head)
+      words -= rows.choice->skipped_pages(place_.first_strip + kv_head) * strip_words;
   }
-  return positions * layer.page_words() / kPagePositions;
+  return words;
 }
 
 // Normalises heads, unless the norm is one of whole rows. A norm has one weight for all heads, or

@@ -50,7 +50,8 @@ struct KvShape {
 };
 
 // Keys and values of one sequence in one layer for one key-value head, by page. Valid until the
-// sequence's pages change. Through a choice, the pages are only the chosen ones, numbered from 0.
+// sequence's pages change. Through a choice, the pages are only the chosen ones, numbered by their
+// place in the strip's list.
 class KvView {
  public:
   KvView(uint16_t* strip, const int32_t* pages, int64_t frame_words, const KvLayer& layer)
@@ -62,7 +63,9 @@ class KvView {
   KvView through(const PageChoice& choice, int64_t strip) const {
     KvView view = *this;
     view.earlier_ = choice.of_strip(strip);
-    view.skipped_ = choice.skipped_pages();
+    view.first_earlier_ = choice.begin_of_strip(strip);
+    view.recent_ = choice.most;
+    view.skipped_ = choice.skipped_by_all();
     return view;
   }
   uint16_t* keys(int64_t page) const {
@@ -77,15 +80,15 @@ class KvView {
 
  private:
   int32_t stored(int64_t page) const {
-    return pages_[page < std::ssize(earlier_) ? earlier_[static_cast<size_t>(page)]
-                                              : page + skipped_];
+    return pages_[page < recent_ ? earlier_[static_cast<size_t>(page - first_earlier_)]
+                                 : page + skipped_];
   }
 
   uint16_t* strip_;  // in the cache's first frame
   const int32_t* pages_;
   int64_t frame_words_, key_words_, value_words_;
   std::span<const int32_t> earlier_ = {};
-  int64_t skipped_ = 0;  // pages
+  int64_t first_earlier_ = 0, recent_ = 0, skipped_ = 0;  // pages
 };
 
 class KvCache {

@@ -65,7 +65,7 @@ void PagedAttention::plan(std::span<const SequenceRows> sequences,
   if (longest_.window == 0) {
     weighed_rows_.assign(weighed_rows.begin(), weighed_rows.end());
     for (SequenceRows& rows : sequences_)
-      if (rows.choice != nullptr) rows.start -= rows.choice->skipped_pages() * kPagePositions;
+      if (rows.choice != nullptr) rows.start -= rows.choice->skipped_by_all() * kPagePositions;
   }
   page_rows_.clear();
   passes_.clear();
@@ -170,17 +170,19 @@ PagedAttention::ItemRange PagedAttention::find_range(const KvCache& cache,
   const Pass& pass = passes_[static_cast<size_t>(item % passes())];
   const SequenceRows& rows = sequences_[static_cast<size_t>(pass.sequence)];
   const int64_t chunk = pass.chunk * kChunkPositions, first_position = rows.start + pass.first;
-  const int64_t seen = std::max(first_visible(first_position, place.reach.window), chunk);
   const int64_t last_position = first_position + pass.count - 1;
   const int64_t end =
       std::min(visible_end(rows, last_position, place.reach), chunk + kChunkPositions);
   const KvView all = cache.view(rows.sequence, place.cache_layer, kv_head);
   const bool is_chosen = rows.choice != nullptr && place.first_strip != kNoStrip;
+  const int64_t strip = is_chosen ? place.first_strip + kv_head : kNoStrip;
+  const int64_t first = is_chosen ? rows.choice->begin_of_strip(strip) * kPagePositions
+                                  : first_visible(first_position, place.reach.window);
   return {pass,
           kv_head,
-          is_chosen ? all.through(*rows.choice, place.first_strip + kv_head) : all,
+          is_chosen ? all.through(*rows.choice, strip) : all,
           first_position,
-          seen / kBlock * kBlock,
+          std::max(first, chunk) / kBlock * kBlock,
           (end + kBlock - 1) / kBlock * kBlock};
 }
 
