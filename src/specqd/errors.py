@@ -79,6 +79,10 @@ class MachineError(SpecqdError):
     """This machine lacks memory, or the requested threads or instruction set."""
 
 
+class ShortMemoryError(MachineError):
+    """The packed weights of models do not fit into the memory that is left."""
+
+
 class CacheFullError(MachineError):
     """The KV cache has no free page for these positions."""
 

@@ -62,7 +62,7 @@ def checked_chain(
     specs = parse()
     drafts.check(specs)
     problem = f"auto drafts without the small model {chosen.word}: {reason}"
-    warnings.warn(problem, SpecqdWarning, stacklevel=4)
+    warnings.warn(problem, SpecqdWarning, stacklevel=5)  # of LLM and its decorator
     return specs
 
 

@@ -19,7 +19,13 @@ from specqd.model.heads import Head, HeadFiles, load_head
 from specqd.model.loader import Progress
 from specqd.model.model import Model, Precision
 from specqd.model.mtp import MtpFiles, load_mtp
-from specqd.model.weights import Overall, bytes_to_pack, open_packed, require_memory
+from specqd.model.weights import (
+    Overall,
+    bytes_to_pack,
+    open_packed,
+    require_memory,
+    weights_to_keep,
+)
 from specqd.text.text_file import json_lines, read_text_file
 from specqd.text.tokenizer import Tokenizer
 
@@ -98,6 +104,11 @@ class Drafts:
         """One progress over the models of a checked chain that are not loaded yet."""
         total = sum(map(bytes_to_pack, self._to_load(specs)))
         return Overall(progress, total) if progress is not None and total else None
+
+    def weight_bytes(self, specs: Sequence[DraftSpec]) -> int:
+        """Bytes of memory that the weights of a checked chain typically take once they are loaded.
+        Mapped weights take none."""
+        return sum(weights_to_keep(self._to_load(specs)).values())
 
     def _to_load(self, specs: Sequence[DraftSpec]) -> list[Path]:
         """The directories of the target and of the small models that are not loaded yet."""

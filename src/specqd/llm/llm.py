@@ -1,6 +1,5 @@
 """A model that generates; see `LLM`."""
 
-import warnings
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from copy import copy
@@ -13,18 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specqd import _native
-from specqd.config import read_config, read_generation_defaults
+from specqd.config import read_generation_defaults
 from specqd.engine.engine import Engine
 from specqd.engine.generation import GenerationRequest
 from specqd.engine.reports import chain_of
 from specqd.engine.turns import Turns
-from specqd.errors import FieldError, RequestError, SpecqdWarning, TokenizerError
-from specqd.hub import resolve, shipped_model
+from specqd.errors import FieldError, RequestError, TokenizerError
 from specqd.llm import inputs, peers
-from specqd.llm.auto import check_small, checked_chain
+from specqd.llm.auto import checked_chain
 from specqd.llm.call import Call
 from specqd.llm.chains import Drafts
-from specqd.llm.draft_words import DraftSpec, draft_format, parse_chain
+from specqd.llm.checked import CheckedModel
+from specqd.llm.draft_words import DraftSpec, draft_format
 from specqd.llm.inputs import Messages, Prompt
 from specqd.llm.results import Result
 from specqd.llm.rules import Rules
@@ -34,10 +33,6 @@ from specqd.model.model import Machine, Model, Precision
 from specqd.model.prompt_files import PromptFiles
 from specqd.sampling import SamplingParams
 from specqd.text.tokenizer import Tokenizer
-
-_ONE_PRECISION = (
-    "the weights are already MXFP4, so they have no fp4 draft; only n-grams or other models draft"
-)
 
 
 class LLM:
@@ -54,7 +49,9 @@ class LLM:
     threads: threads of the native core; None: one per usable core, which is also the most.
     isa: the instruction set to use; None: the fastest.
     precision: `exact`, or `fp4` to generate from the 4-bit weights only (not lossless).
-    cache_positions: tokens in the KV cache, over all sequences; None: four contexts, if they fit.
+    cache_positions: tokens in the KV cache, over all sequences; None: four contexts, if they fit
+        into half of the free memory and into `cache_bytes`.
+    cache_bytes: the most bytes of a KV cache whose positions are not stated.
     context: tokens of the longest sequence, prompt included; None: the model's context. It
         determines the KV cache's size and the factors of LongRoPE.
     prompt_cache: a directory in which the KV cache of prompts is kept for later runs; None: it is
@@ -81,6 +78,7 @@ class LLM:
         *,
         precision: Precision | str = Precision.EXACT,
         cache_positions: int | None = None,
+        cache_bytes: int | None = None,
         context: int | None = None,
         prompt_cache: str | Path | None = None,
         prompt_cache_size: int | None = None,
@@ -91,25 +89,16 @@ class LLM:
     ) -> None:
         inputs.check_words(draft, isa)
         inputs.check_numbers(threads=threads, cache_positions=cache_positions, context=context)
-        inputs.check_numbers(prompt_cache_size=prompt_cache_size)
+        inputs.check_numbers(cache_bytes=cache_bytes, prompt_cache_size=prompt_cache_size)
         precision = Precision.named(precision)
-        parse_chain(draft, precision)  # refuses unknown words before any work
-        check_small(draft, inputs.model_name(small, "small"))
-        named = inputs.model_name(model)
-        self.directory = shipped_model() if named is None else resolve(named)
+        checked = CheckedModel.of(
+            model, draft, precision, context=context, small=small, chat_template=chat_template
+        )
         kept = inputs.directory_name("prompt_cache", prompt_cache)
         files = None if kept is None else PromptFiles(kept, prompt_cache_size)
-        own = read_config(self.directory)
-        _check_context(self.directory, context, own.max_positions)
-        if own.is_mxfp4 and draft == "auto":
-            warnings.warn(f"{self.directory}: {_ONE_PRECISION}", SpecqdWarning, stacklevel=2)
-        self.tokenizer = Tokenizer.open(self.directory)
-        if (template := inputs.file_name("chat_template", chat_template)) is not None:
-            self.tokenizer.use_template(template)
+        self.directory, self.tokenizer = checked.directory, checked.tokenizer
         self.defaults = read_generation_defaults(self.directory)
-        self._small = small
-        self._drafts = Drafts(self.directory, precision, self.tokenizer)
-        specs = checked_chain(draft, small, precision, self.directory, own, self._drafts)
+        self._small, self._drafts, specs = small, checked.drafts, checked.specs
         self.turns = Turns()
         with self.turns.alone():  # the interpreter waits for it at exit
             progress = self._drafts.overall(specs, progress)
@@ -119,6 +108,7 @@ class LLM:
                 precision=precision,
                 draft=draft_format(specs),
                 cache_positions=cache_positions,
+                cache_bytes=cache_bytes,
                 context=context,
                 progress=progress,
             )
@@ -310,14 +300,6 @@ class LLM:
 
     def _is_closed(self) -> RequestError:
         return RequestError(f"the LLM of {self.directory} is closed; make another one")
-
-
-def _check_context(directory: Path, requested: int | None, own: int) -> None:
-    if requested is not None and not 1 <= requested <= own:
-        raise RequestError(
-            f"{directory}: a context of {requested} tokens is requested, and the model's is {own}; "
-            "request at most that"
-        )
 
 
 def _check_vocabulary(directory: Path, tokenizer: Tokenizer, model: Model) -> None:

@@ -111,6 +111,7 @@ class Model(_native.ModelForward):
         draft: DraftFormat | None = None,
         inputs: MeasuredInputs | None = None,
         cache_positions: int | None = None,
+        cache_bytes: int | None = None,
         promised_bytes: int = 0,
         max_rows: int = MAX_ROWS,
         context: int | None = None,
@@ -119,8 +120,9 @@ class Model(_native.ModelForward):
         """Loads and packs a Hugging Face directory or GGUF file, or maps a packed one.
 
         `cache_positions` is the number of positions that the cache holds over all sequences; the
-        default is four full contexts, but at most half of the free memory. With `promised_bytes`
-        it has at most half of what is left once others take theirs. `max_rows` limits the
+        default is four full contexts, but at most half of the free memory and at most
+        `cache_bytes`. With `promised_bytes` it has at most half of what is left once others take
+        theirs. `max_rows` limits the
         rows of one forward, and so the sequences and draft tokens that are verified at once.
         `context` lowers the model's limit on the length of sequences.
         """
@@ -146,7 +148,7 @@ class Model(_native.ModelForward):
             per_layer=weights.per_layer,
             max_rows=max_rows,
         )
-        pages = _cache_pages(decoder, config, cache_positions, promised_bytes)
+        pages = _cache_pages(decoder, config, cache_positions, cache_bytes, promised_bytes)
         cache = _native.KvCache(decoder, pages, _most_states(decoder), _most_slots(decoder))
         return cls(config, weights, decoder, machine, cache, precision)
 
@@ -160,7 +162,7 @@ class Model(_native.ModelForward):
             machine=self.machine,
             precision=self.precision,
             draft=draft,
-            cache_positions=self.cache.total_pages * _native.PAGE_POSITIONS,
+            cache_positions=self.cache_positions,
             context=self.max_positions,
             progress=progress,
         )
@@ -169,6 +171,11 @@ class Model(_native.ModelForward):
         """The same model in fp4 precision, with the same weights and cache."""
         parts = self.config, self.weights, self.decoder, self.machine, self.cache
         return Model(*parts, Precision.FP4, exact=self)
+
+    @property
+    def cache_positions(self) -> int:
+        """Positions that the KV cache holds over all sequences."""
+        return self.cache.total_pages * _native.PAGE_POSITIONS
 
     @property
     def bytes_per_forward(self) -> int:
@@ -361,7 +368,11 @@ def _most_slots(decoder: _native.Decoder) -> int:
 
 
 def _cache_pages(
-    decoder: _native.Decoder, config: DecoderConfig, cache_positions: int | None, promised: int
+    decoder: _native.Decoder,
+    config: DecoderConfig,
+    cache_positions: int | None,
+    cache_bytes: int | None,
+    promised: int,
 ) -> int:
     page = _native.PAGE_POSITIONS
     wanted = 4 * (-(-config.max_positions // page) + 1)
@@ -369,8 +380,10 @@ def _cache_pages(
         if cache_positions < 1:
             raise MachineError("choose a number from 1", "cache_positions", str(cache_positions))
         wanted = -(-cache_positions // page)
-    available = _native.usable_memory()
-    if available < 0 or (cache_positions is not None and not promised):
+    if cache_positions is not None and not promised:
         return wanted
+    available = _native.usable_memory()
+    limits = [] if cache_bytes is None else [cache_bytes]
+    limits += [(available - promised) // 2] if available >= 0 else []
     page_bytes = _native.KvCache(decoder, 1).page_bytes
-    return max(1, min(wanted, (available - promised) // 2 // page_bytes))
+    return max(1, min([wanted, *(limit // page_bytes for limit in limits)]))

@@ -12,7 +12,7 @@ from specqd import _native
 from specqd.config import DecoderConfig
 from specqd.config.families import names_of
 from specqd.config.tensor_names import text_part
-from specqd.errors import MachineError, RoundingWarning, TensorError
+from specqd.errors import RoundingWarning, ShortMemoryError, TensorError
 from specqd.formats.fp4 import DraftFormat
 from specqd.formats.gguf import is_gguf
 from specqd.formats.gguf_quants import BLOCK_FORMATS
@@ -90,7 +90,7 @@ def load_weights(
 
     `draft` is FP4 by default; a packed file states its own. `inputs` are the importances of inputs
     to the draft; by default, they follow from norms. Raises TensorError for bad files, and
-    MachineError, before packing, if the packed weights would not fit into memory.
+    ShortMemoryError, before packing, if the packed weights would not fit into memory.
     """
     require_memory([directory], pool)
     loader, names = open_loader(directory, pool, isa, draft, progress), names_of(config)
@@ -195,20 +195,27 @@ def typical_bytes(directory: Path) -> int:
     return _typical_bytes(open_weights(directory))
 
 
-def require_memory(directories: Iterable[Path], pool: _native.Pool | None = None) -> None:
-    """Raises MachineError if the models' packed weights would not fit into memory together, with
-    the copies that the pool's NUMA nodes need."""
+def weights_to_keep(
+    directories: Iterable[Path], pool: _native.Pool | None = None
+) -> dict[Path, int]:
+    """Bytes of memory that the models' packed weights typically take, with the copies that the
+    pool's NUMA nodes need. Leaves out models whose weights are mapped."""
     copies = len(pool.nodes) if pool is not None and pool.replicates else 1
     copies_mapped = pool is not None and pool.copies_mapped
-    needed = {
+    return {
         each: copies * typical_bytes(each)
         for each in directories
         if copies_mapped or not is_packed(each)
     }
+
+
+def require_memory(directories: Iterable[Path], pool: _native.Pool | None = None) -> None:
+    """Raises ShortMemoryError if the models' packed weights would not fit into memory together."""
+    needed = weights_to_keep(directories, pool)
     available = _native.usable_memory()
     total = sum(needed.values()) + _PACKING_HEADROOM
     if needed and 0 <= available < total:
-        raise MachineError(
+        raise ShortMemoryError(
             f"{' and '.join(map(str, needed))}: the packed weights need about {total / 1e9:.1f} GB "
             f"of memory and {available / 1e9:.1f} GB are available; close other programs or use "
             f"{'a smaller model' if len(needed) == 1 else 'smaller models'}"
