@@ -154,7 +154,8 @@ def test_metrics_of_replicas_are_merged_with_each_family_once() -> None:
     from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
     from prometheus_client.parser import text_string_to_metric_families
 
-    from specqd.ray.metrics import Merged, labelled
+    from specqd.ray.metrics import labelled
+    from specqd.server.model_metrics import Merged
 
     replicas = []
     for name, count in (("a", 3), ("b", 4)):

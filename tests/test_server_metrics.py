@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client import generate_latest
 
 from specqd import __version__
 from specqd.engine.reports import LevelReport, Stats
 from specqd.server.bandwidth import RecentShares, shares_of
 from specqd.server.metrics import Counts, Metrics
+from specqd.server.model_metrics import Merged
 from support.events import events_of
 from support.level_reports import report
 from support.openai_client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
@@ -66,7 +68,8 @@ def test_vllms_counters_count_only_the_target(chance: random.Random) -> None:
         Stats(0, 0, 0, 0, 0.0, 0.0, levels, ("bf16", "fp4"))
         for levels in ((report(name="bf16"), report(name="fp4")), (target, draft))
     )
-    counted = Metrics("small", begun, {}).shown(Counts(0, 0, 0.0, *[0] * 5, now)).decode()
+    families = Metrics("small", begun, {}).families(Counts(0, 0, 0.0, *[0] * 5, now))
+    counted = generate_latest(Merged([families])).decode()
     found: dict[str, float] = {}
     for family in parser.text_string_to_metric_families(counted):
         for sample in family.samples:  # summed over labels, as scrapers do

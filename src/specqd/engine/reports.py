@@ -146,6 +146,10 @@ class Stats:
     def since(self, before: "Stats") -> "Stats":
         return _plus_fields(self, before, -1)
 
+    def __add__(self, other: "Stats") -> "Stats":
+        """The counts of two engines with the same chain, together."""
+        return _plus_fields(self, other, 1)
+
     @property
     def tokens_per_s(self) -> float:
         return self.decoded_tokens / self.decode_s if self.decode_s else 0.0

@@ -17,10 +17,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from specqd.anthropic import errors as anthropic
 from specqd.openai.errors import refusal
 from specqd.ray.forwarded import ForwardedRequest
-from specqd.ray.metrics import Merged
 from specqd.ray.routing import pages_of
 from specqd.server.guard import CLIENT, Access, Guard
 from specqd.server.metrics import CONTENT_TYPE
+from specqd.server.model_metrics import Merged
 from specqd.server.problems import ANTHROPIC, ProblemError
 
 _PROBE_SECONDS = 5  # a replica must answer a probe within this time

@@ -1,10 +1,9 @@
-"""Merges the metrics of several replicas for Prometheus. Each sample names its replica."""
+"""Names the replica in each sample of its metrics for Prometheus."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from copy import copy
 
 from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 
 
 def labelled(families: Iterable[Metric], replica: str) -> list[Metric]:
@@ -18,20 +17,3 @@ def labelled(families: Iterable[Metric], replica: str) -> list[Metric]:
         ]
         named.append(family)
     return named
-
-
-class Merged(Collector):
-    """Collects the families of all replicas, each family once."""
-
-    def __init__(self, replicas: Iterable[list[Metric]]) -> None:
-        self._replicas = list(replicas)
-
-    def collect(self) -> Iterator[Metric]:
-        merged: dict[str, Metric] = {}
-        for family in (family for families in self._replicas for family in families):
-            if family.name in merged:
-                merged[family.name].samples += family.samples
-            else:
-                merged[family.name] = copy(family)
-                merged[family.name].samples = list(family.samples)
-        yield from merged.values()

@@ -7,7 +7,7 @@ Metrics that vLLM has too keep vLLM's names, so that its dashboards work. The ot
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -87,6 +87,27 @@ class Counts:
             Stats.of(engine),
         )
 
+    def after(self, before: "Counts") -> "Counts":
+        """Adds the counters of an earlier engine with the same chain."""
+        return replace(
+            self,
+            cached_prompt_tokens=self.cached_prompt_tokens + before.cached_prompt_tokens,
+            preemptions=self.preemptions + before.preemptions,
+            stats=self.stats + before.stats,
+        )
+
+    def idle(self) -> "Counts":
+        """Returns the counters alone, of an engine that has ended."""
+        return replace(
+            self,
+            running=0,
+            waiting=0,
+            cache_share=0.0,
+            states=0,
+            cached_states=0,
+            prompt_tokens_left=0,
+        )
+
 
 class Metrics(Collector):
     """A Watcher of jobs that publishes its counts and the engine's for Prometheus."""
@@ -94,11 +115,10 @@ class Metrics(Collector):
     def __init__(self, model_name: str, begun: Stats, bandwidth: Mapping[str, float]) -> None:
         """begun: counts before the first request. bandwidth: memory's GB/s by level name."""
         self._registry = CollectorRegistry()
-        self._begun = begun
-        self._shares = RecentShares(bandwidth, begun.levels)
-        self._bandwidth = bandwidth
         self._latest: tuple[Counts, Shares] | None = None
+        self._ended: Counts | None = None  # of earlier engines of the same model
         self._model_name = model_name
+        self.resume(begun, bandwidth)
         self._registry.register(self)
         self._first_token = self._histogram(
             "vllm:time_to_first_token_seconds",
@@ -122,6 +142,22 @@ class Metrics(Collector):
             registry=self._registry,
         )
 
+    def resume(self, begun: Stats, bandwidth: Mapping[str, float]) -> None:
+        """Begins to read the counts of another engine. The counters go on if it has the same chain,
+        else those of engines begin again at 0."""
+        if self._ended is not None and self._ended.stats.chain != begun.chain:
+            self._ended = None
+        self._begun = begun
+        self._shares = RecentShares(bandwidth, begun.levels)
+        self._bandwidth = bandwidth
+
+    def end(self, counts: Counts) -> None:
+        """Keeps the counts of an engine that ends."""
+        self._note(counts)
+        assert self._latest is not None
+        self._ended = self._latest[0].idle()
+        self._latest = (self._ended, Shares({}, None))
+
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         labels = ["model_name"]
         family = Histogram(name, text, labels, registry=self._registry, buckets=buckets)
@@ -138,20 +174,18 @@ class Metrics(Collector):
         self._request.observe(seconds)
         self._finished.labels(self._model_name, _REASONS.get(reason, reason)).inc()
 
-    def shown(self, counts: Counts) -> bytes:
-        """Returns all metrics in Prometheus's text format."""
-        self._note(counts)
-        return generate_latest(self._registry)
-
-    def families(self, counts: Counts) -> list[Metric]:
-        """Returns all metrics as objects."""
-        self._note(counts)
+    def families(self, counts: Counts | None = None) -> list[Metric]:
+        """Returns all metrics as objects. None: those of an engine that has ended."""
+        if counts is not None:
+            self._note(counts)
         return list(self._registry.collect())
 
     def _note(self, counts: Counts) -> None:
         shares = self._shares.shares(counts.stats.levels)
-        stats = counts.stats.since(self._begun)
-        self._latest = (replace(counts, stats=stats), shares)
+        counts = replace(counts, stats=counts.stats.since(self._begun))
+        if self._ended is not None:
+            counts = counts.after(self._ended)
+        self._latest = (counts, shares)
 
     def collect(self) -> Iterator[Metric]:
         if self._latest is None:
