@@ -35,9 +35,10 @@ def opened(settings: dict[str, Any]) -> Opened:
     from specqd.engine.reports import Stats
     from specqd.llm import LLM
     from specqd.model.bandwidth import bandwidth_at
-    from specqd.server.app import Service, Serving
     from specqd.server.guard import Access
     from specqd.server.listening import listen, run
+    from specqd.server.models import Models
+    from specqd.server.service import Service, Serving
 
     most = settings["most_at_once"]
     room = (most + 1) * (settings["room"] + 256)
@@ -51,8 +52,9 @@ def opened(settings: dict[str, Any]) -> Opened:
         engine = Engine(llm.engine.level, llm.tokenizer, max_batch=most, **gaps)
         engine.scheduler.reuses_prefixes = False
         sock = listen("127.0.0.1", 0)
-        service = Service(Serving(engine, llm.directory.name, llm.defaults, Access()))
-        Thread(target=run, args=(service, sock, 0, print), daemon=True).start()
+        service = Service(Serving(engine, llm.directory.name, llm.defaults))
+        arguments = (Models.of(service), Access(), sock, 0, print)
+        Thread(target=run, args=arguments, daemon=True).start()
         engines.append(engine)
         ports.append(sock.getsockname()[1])
     model = plain.model

@@ -56,6 +56,8 @@ SERVED = {
     "--max-num-seqs": ("--max-batch", "3"),
     "-a": ("--served-model-name", "x"),
     "--alias": ("--served-model-name", "x"),
+    "--keepalive": ("--keep-alive", "5m"),
+    "--sleep-idle-seconds": ("--keep-alive", "300"),
 }
 Settings = Callable[[str], Path]
 
@@ -177,6 +179,35 @@ def test_numbers_of_positions_may_be_in_k(name: str, typed: str, meant: int) -> 
 def test_wrong_numbers_of_positions_are_refused_with_an_example(typed: str) -> None:
     with pytest.raises(click.BadParameter, match="is not a number from 1, such as 4096 or 4k"):
         app.commands["generate"].make_context("generate", ["--context", typed])
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("90", 90), ("0.5", 0.5), ("5m", 300), ("1h", 3600), ("30S", 30), ("0", 0)]
+)
+def test_times_may_be_in_minutes_and_hours(typed: str, meant: float) -> None:
+    assert parsed("serve", "--keep-alive", typed)["keep_alive"] == meant
+
+
+@pytest.mark.parametrize("typed", ["-1", "m", "5 m", "5mm", "1d", "forever", "1h30m"])
+def test_wrong_times_are_refused_with_an_example(typed: str) -> None:
+    with pytest.raises(click.BadParameter, match="is not a time, such as 90, 5m or 1h"):
+        app.commands["serve"].make_context("serve", ["--keep-alive", typed])
+
+
+def test_several_models_may_be_served_from_each_source(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert parsed("serve")["model"] == ()
+    assert parsed("serve", "a", "b c/d")["model"] == ("a", "b c/d")
+    assert parsed("serve", "-m", "a")["model"] == ("a",)
+    settings('[serve]\nmodel = ["a", "b c"]\n')
+    assert parsed("serve")["model"] == ("a", "b c")
+    settings('[serve]\nmodel = "a b"\n')
+    assert parsed("serve")["model"] == ("a b",)
+    monkeypatch.setenv("SPECQD_MODEL", "c d")
+    assert parsed("serve")["model"] == ("c d",)
+    with pytest.raises(click.UsageError, match="MODEL is given twice: a b and -m c"):
+        parsed("serve", "a", "b", "-m", "c")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,9 @@ from support.command_line import Run
 # Three values for options whose text has a syntax of its own.
 _WRITTEN = {
     "allow_origin": ["http://a", "http://b", "http://c"],
+    "keep_alive": [1, 2, 3],
+    "memory": [10 << 20, 11 << 20, 12 << 20],
+    "model": ["one", "two", "three"],
     "prompt_cache_size": [10 << 20, 11 << 20, 12 << 20],
     "draft": ["fp4", "ngram", "none"],
     "word": ["mtp", "mtp:fp4", "mtp:bf16"],

@@ -36,7 +36,8 @@ def test_the_container_and_the_compose_file_start_the_server() -> None:
     found = parameters([*yaml.safe_load(entry), *service["command"]])
     assert (found["host"], found["port"]) == ("0.0.0.0", 8000)
     [mount] = [each for each in service["volumes"] if each.startswith("../models")]
-    assert found["model"].startswith(mount.split(":")[1])
+    [model] = found["model"]
+    assert model.startswith(mount.split(":")[1])
     assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
 
 

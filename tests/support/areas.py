@@ -38,7 +38,10 @@ AREAS = {
     ),
     "openai": "batch* lenient openai* plain_tools refusals responses server_structured tool*",
     "anthropic": "client_* clients messages",
-    "server": "client_* clients load_clients messages operations page* responses server*",
+    "server": (
+        "client_* clients keeper load_clients messages operations page* recorded_clients responses "
+        "server*"
+    ),
     "ray": "deploy ray",
     "bench": "agreement bench* peer_* rounds stages suggestion",
     "cli": (

@@ -66,8 +66,17 @@ class Model(click.Argument):
                 raise click.UsageError(f"{problem} text", ctx)
             return super().process_value(ctx, value)
         if ctx.get_parameter_source(self.name) is ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"MODEL is given twice: {value} and -m {by_option}", ctx)
-        return by_option
+            given = value if isinstance(value, str) else " ".join(value)
+            raise click.UsageError(f"MODEL is given twice: {given} and -m {by_option}", ctx)
+        return by_option if self.nargs == 1 else (by_option,)
+
+
+class ModelName(click.types.StringParamType):
+    """The name of a model. A variable or the file names one, as paths may contain spaces; a list in
+    the file names several."""
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        return [rv]
 
 
 def keep_model(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:

@@ -29,11 +29,39 @@ def open_llm(
 
     When the command ends, it waits until prompts that are kept are written.
     """
+    path = fetch(model) if model is not None and draft.wants_sibling else model
+    llm = load_llm(
+        path,
+        draft,
+        machine,
+        precision=precision,
+        prompt_cache=prompt_cache,
+        cache_positions=cache_positions,
+        context=context,
+        chat_template=chat_template,
+    )
+    if llm.model.prompt_store is not None:
+        click.get_current_context().call_on_close(llm.model.prompt_store.flush)
+    return llm
+
+
+def load_llm(
+    path: str | Path | None,
+    draft: Drafting,
+    machine: MachineChoice,
+    *,
+    precision: str = "exact",
+    prompt_cache: PromptCacheChoice = NO_PROMPT_CACHE,
+    cache_positions: int | None = None,
+    cache_bytes: int | None = None,
+    context: int | None = None,
+    chat_template: Path | None = None,
+) -> "LLM":
+    """Loads a model that needs no download, with a progress bar."""
     from specqd.llm import LLM
 
-    path = fetch(model) if model is not None and draft.wants_sibling else model
     with ProgressBar("Packing weights") as bar:
-        llm = LLM(
+        return LLM(
             path,
             draft.chain or "auto",
             machine.threads,
@@ -41,6 +69,7 @@ def open_llm(
             numa=machine.numa,
             precision=precision,
             cache_positions=cache_positions,
+            cache_bytes=cache_bytes,
             context=context,
             prompt_cache=prompt_cache.directory,
             prompt_cache_size=prompt_cache.most_bytes,
@@ -48,6 +77,3 @@ def open_llm(
             chat_template=chat_template,
             progress=bar,
         )
-    if llm.model.prompt_store is not None:
-        click.get_current_context().call_on_close(llm.model.prompt_store.flush)
-    return llm

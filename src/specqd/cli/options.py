@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from specqd.cli.command import MODEL_OPTION, Model, Option, keep_model
+from specqd.cli.command import MODEL_OPTION, Model, ModelName, Option, keep_model
 
 if TYPE_CHECKING:
     from specqd.model.model import Machine
@@ -56,6 +56,20 @@ class Positions(click.IntRange):
             return int(super().convert(value, param, ctx))
         except click.BadParameter:
             self.fail(f"{value!r} is not a number from {self.min}, such as 4096 or 4k.", param, ctx)
+
+
+class Seconds(click.ParamType[float]):
+    """A duration in seconds; 5m is 300, and 1h is 3600."""
+
+    name = "seconds"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        written = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smh]?)", str(value).strip(), re.I)
+        if written is None:
+            self.fail(f"{value!r} is not a time, such as 90, 5m or 1h.", param, ctx)
+        return float(written[1]) * {"m": 60, "h": 3600}.get(written[2].lower(), 1)
 
 
 class Bytes(click.ParamType[int]):
@@ -121,8 +135,23 @@ def limits(prompts: int, new_tokens: int, help_text: str) -> Callable[[Command],
 # --- Options of all commands ----------------------------------------------------------------------
 
 
+_SHIPPED_IS = "Default: the shipped 28 M model for Python source."
+
+
 def model_argument(command: Command) -> Command:
     """MODEL, by default the shipped one; also given as -m, as in llama.cpp."""
+    return _model_argument(f"{MODEL_IS} {_SHIPPED_IS}")(command)
+
+
+def models_argument(command: Command) -> Command:
+    """Any number of MODEL, as the tuple `model`."""
+    several = "Several are loaded when requests name them."
+    return _model_argument(f"{MODEL_IS} {several} {_SHIPPED_IS}", nargs=-1, type=ModelName())(
+        command
+    )
+
+
+def _model_argument(help_text: str, **settings: Any) -> Callable[[Command], Command]:
     by_option = click.option(
         *(*MODEL_OPTION, "model_by_option"),
         hidden=True,
@@ -136,9 +165,10 @@ def model_argument(command: Command) -> Command:
         required=False,
         envvar="SPECQD_MODEL",
         shell_complete=complete_model,
-        help=f"{MODEL_IS} Default: the shipped 28 M model for Python source.",
+        help=help_text,
+        **settings,
     )
-    return argument(by_option(command))
+    return lambda command: argument(by_option(command))
 
 
 def text_argument(command: Command) -> Command:

@@ -142,7 +142,8 @@ _REFUSED = (
     ("-e --escape --no-escape", "Prompts are taken as they are; the shell's $'\\n' is a newline."),
     ("--echo", "The prompt is not printed; leave it out."),
     ("--url", "Commands load the model themselves; docs/clients.md names clients of a server."),
-    ("--keepalive --keep-alive", "`specqd serve` keeps a model loaded."),
+    ("--keepalive --keep-alive --sleep-idle-seconds", "`specqd serve` takes --keep-alive TIME."),
+    ("--models-max", "`specqd serve` takes --memory SIZE."),
     (
         "--no-display-prompt --simple-io --color -co --log-disable --nowordwrap --no-warmup",
         "Not needed here; leave it out.",

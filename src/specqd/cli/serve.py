@@ -1,4 +1,4 @@
-"""`specqd serve`: an OpenAI-compatible server for one model."""
+"""`specqd serve`: an OpenAI-compatible server for one model or several."""
 
 from importlib.util import find_spec
 from ipaddress import ip_address
@@ -10,19 +10,21 @@ import click
 
 from specqd.cli.command import Command
 from specqd.cli.draft_options import Drafting, draft_options
-from specqd.cli.opening import open_llm
 from specqd.cli.options import (
+    Bytes,
     MachineChoice,
     Positions,
     PromptCacheChoice,
+    Seconds,
     context_option,
     machine_options,
-    model_argument,
+    models_argument,
     option,
     prompt_cache_options,
     template_option,
 )
 from specqd.cli.sampling_options import recommended_options
+from specqd.cli.serving import Opening
 from specqd.cli.terminal import say
 from specqd.errors import RequestError
 from specqd.extras import install_command
@@ -33,12 +35,13 @@ _EPILOG = """\b
 Examples:
   specqd serve
   specqd serve ./my-model --draft fp4 --draft ngram --port 8080
+  specqd serve qwen3:0.6b smollm2:135m ./my-model --keep-alive 30m
   SPECQD_API_KEY=secret specqd serve Qwen/Qwen3-0.6B --host 0.0.0.0 --context 4096
 """
 
 
 @click.command(cls=Command, epilog=_EPILOG)
-@model_argument
+@models_argument
 @draft_options
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -90,8 +93,23 @@ Examples:
     "--cache-positions",
     type=Positions(1),
     metavar="N",
-    help="Tokens in the KV cache, over all sequences; 64k is 65536. Default: four contexts, if "
-    "they fit.",
+    help="Tokens in the KV cache of a model, over all sequences; 64k is 65536. Default: four "
+    "contexts, if they fit.",
+)
+@click.option(
+    "--memory",
+    type=Bytes(),
+    metavar="SIZE",
+    help="Memory that the weights and KV caches of loaded models take at most, such as 10g. "
+    "Default: for several models, what is free at the start.",
+)
+@option(
+    "--keep-alive",
+    also=("--keepalive", "--sleep-idle-seconds"),
+    type=Seconds(),
+    metavar="TIME",
+    help="Unload a model after this time without a request, such as 90, 5m or 1h. Default: keep "
+    "it, unless another one needs its memory.",
 )
 @recommended_options
 @click.option(
@@ -117,11 +135,11 @@ Examples:
     "--served-model-name",
     also=("-a", "--alias"),
     metavar="NAME",
-    help="The model's name in the API. Default: the directory's name, or owner/name.",
+    help="The only model's name in the API. Default: the directory's name, or owner/name.",
 )
 @machine_options
 def serve(
-    model: str | None,
+    model: tuple[str, ...],
     draft: Drafting,
     host: str,
     port: int,
@@ -132,6 +150,8 @@ def serve(
     max_gap: float,
     context: int | None,
     cache_positions: int | None,
+    memory: int | None,
+    keep_alive: float | None,
     strict_openai: bool,
     chat_template: Path | None,
     prompt_cache: PromptCacheChoice,
@@ -141,7 +161,7 @@ def serve(
     machine: MachineChoice,
     **sampling: Any,
 ) -> None:
-    """Serve a model over OpenAI's HTTP API.
+    """Serve models over OpenAI's HTTP API.
 
     Completions and chats, streamed or whole; a chat page at /, Prometheus metrics at /metrics.
     Without --host, only this machine can connect. Sampling options are for requests that set none;
@@ -154,32 +174,28 @@ def serve(
     from specqd.sampling import SamplingParams
     from specqd.server.guard import Access
     from specqd.server.listening import listen, run
-    from specqd.server.opening import DRAIN_SECONDS, open_service
+    from specqd.server.opening import DRAIN_SECONDS
 
-    defaults = SamplingParams(**{k: v for k, v in sampling.items() if v is not None})
-    sock = listen(host, port)
-    llm = open_llm(
-        model,
-        draft,
-        machine,
+    opening = Opening(
+        draft=draft,
+        machine=machine,
         cache_positions=cache_positions,
         context=context,
         prompt_cache=prompt_cache,
         chat_template=chat_template,
-    )
-    names = frozenset(each.lower() for each in (host, *allow_host))
-    service = open_service(
-        llm,
-        Access(api_keys=api_keys, host_names=names, origins=allow_origin),
         max_batch=max_batch,
         max_gap_s=max_gap,
         name=served_model_name,
-        is_lenient=lenient,
-        sampling=defaults,
+        sampling=SamplingParams(**{k: v for k, v in sampling.items() if v is not None}),
         is_strict=strict_openai,
     )
-    _announce(service.serving.model_name, sock.getsockname(), is_open=not api_keys)
-    run(service, sock, DRAIN_SECONDS, say, logs_requests=log_requests)
+    opening.check(model)
+    sock = listen(host, port)
+    models = opening.models(model, memory, keep_alive)
+    _announce(", ".join(each.name for each in models.all), sock.getsockname(), is_open=not api_keys)
+    names = frozenset(each.lower() for each in (host, *allow_host))
+    access = Access(api_keys=api_keys, host_names=names, origins=allow_origin)
+    run(models, access, sock, DRAIN_SECONDS, say, is_lenient=lenient, logs_requests=log_requests)
 
 
 def _check_keys(api_keys: tuple[str, ...]) -> None:

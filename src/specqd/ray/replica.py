@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncGenerator
+from itertools import chain
 
 from prometheus_client.core import Metric
 from ray import serve
@@ -13,10 +14,10 @@ from specqd.ray.cores import take_cores
 from specqd.ray.forwarded import ForwardedRequest
 from specqd.ray.metrics import labelled
 from specqd.ray.options import Options
-from specqd.server.app import Service, make_paths
-from specqd.server.guard import Access
-from specqd.server.metrics import Counts
+from specqd.server.app import make_paths
+from specqd.server.models import Models
 from specqd.server.opening import open_service
+from specqd.server.service import Service
 
 
 class Replica:
@@ -29,9 +30,9 @@ class Replica:
         self._name = context.replica_tag
         if options.pin:
             take_cores(options.cores, context.rank.local_rank)
-        self._service = await asyncio.to_thread(_open, options, model, draft)
-        self._app = make_paths(self._service)
-        self._service.thread.start()
+        self._models = Models.of(await asyncio.to_thread(_open, options, model, draft))
+        self._app = make_paths(self._models, is_lenient=options.lenient)
+        self._models.start()
 
     async def answer(self, request: ForwardedRequest) -> AsyncGenerator[list[Message], None]:
         """Yields the ASGI messages of the answer, as many at once as are available."""
@@ -60,8 +61,8 @@ class Replica:
 
     async def families(self) -> list[Metric]:
         """Returns this replica's metrics, labelled with its name."""
-        counts = await self._service.thread.ask(lambda: Counts.of(self._service.engine))
-        return labelled(self._service.metrics.families(counts), self._name)
+        families = await self._models.families()
+        return labelled(chain.from_iterable(families), self._name)
 
     async def process(self) -> tuple[str, int]:
         """Returns the replica's name and process id, for monitoring and tests."""
@@ -69,12 +70,12 @@ class Replica:
 
     async def check_health(self) -> None:
         """Raises an error if the engine has failed. Ray Serve then restarts the replica."""
-        self._service.thread.check()
+        self._models.check()
 
     async def __del__(self) -> None:
         """Stops the engine. Ray Serve calls this after the open requests have ended."""
-        if hasattr(self, "_service"):
-            await self._service.thread.stop()
+        if hasattr(self, "_models"):
+            await self._models.stop()
 
 
 def _open(options: Options, model: str | None, draft: tuple[str, ...]) -> Service:
@@ -89,10 +90,8 @@ def _open(options: Options, model: str | None, draft: tuple[str, ...]) -> Servic
     )
     return open_service(
         llm,
-        Access(),  # the front has checked access
         max_batch=options.max_batch,
         name=options.served_model_name,
-        is_lenient=options.lenient,
     )
 
 

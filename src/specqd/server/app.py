@@ -1,49 +1,39 @@
-"""Defines the server's paths. The application is built once, around one engine."""
+"""Defines the server's paths. The application is built once, around the models that it serves."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass
-from secrets import token_hex
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from specqd import __version__
 from specqd.anthropic.answers import MessagesAnswer
 from specqd.anthropic.requests import count_request, messages_request
-from specqd.config import GenerationDefaults
-from specqd.engine.engine import Engine
-from specqd.engine.generation import MakeGrammar
-from specqd.engine.reports import Stats, chain_of, longest_proposal
-from specqd.engine.thread import EngineThread, Job
 from specqd.errors import SpecqdError, shown
-from specqd.grammars import Grammars
-from specqd.openai.answers import Answer, Reply, Usage, form_of
-from specqd.openai.grammar import request_grammar
+from specqd.openai.answers import Reply, Usage
 from specqd.openai.parts import BlockReader
 from specqd.openai.requests import Prepared, chat_request, completion_request
-from specqd.openai.requests import Request as ApiRequest
 from specqd.openai.responses_answers import ResponsesAnswer
 from specqd.openai.responses_requests import responses_request
-from specqd.openai.speculation import DraftMetrics
-from specqd.sampling import SamplingParams, request_sampling
-from specqd.server.bandwidth import measure_limits
 from specqd.server.bodies import IgnoredFields, detokenize_request, json_of, tokenize_request
 from specqd.server.guard import CLIENT, Access, Guard
-from specqd.server.metrics import CONTENT_TYPE, Counts, Metrics
-from specqd.server.page import Facts, SamplingDefaults, add_page
-from specqd.server.problems import ANTHROPIC, ProblemError, problem_of, refused
-from specqd.server.streams import AnswerResponse
+from specqd.server.metrics import CONTENT_TYPE
+from specqd.server.model_metrics import Merged
+from specqd.server.models import Models
+from specqd.server.page import Facts, add_page
+from specqd.server.problems import ANTHROPIC, ProblemError, problem_of
+from specqd.server.served_model import ServedModel
+from specqd.server.service import Service
+from specqd.server.streams import while_connected
 
-T = TypeVar("T")
-_LONG_BODY_BYTES = 1 << 18
-MakeReply = Callable[[Prepared, str], Reply]  # (prepared request, key of the ids) -> answer
+_USES = "specqd.uses"  # the key of the ASGI scope under which a request ends its uses of models
 _PATHS = (
     "/v1/completions",
     "/v1/chat/completions",
@@ -57,142 +47,47 @@ _PATHS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """The engine to serve, the model's name, access rules and limits."""
+class Front:
+    """What the paths share: the models, and how bodies are read."""
 
-    engine: Engine
-    model_name: str
-    defaults: GenerationDefaults  # for fields that a request omits
-    access: Access
-    most_open_samples: int = 1024
-    is_lenient: bool = False  # ignore unknown fields of requests instead of rejecting them
-
-
-class Service:
-    """The state that the paths share: the engine's thread, metrics, grammars."""
-
-    def __init__(self, serving: Serving) -> None:
-        self.serving = serving
-        self.engine = serving.engine
-        self.defaults = serving.defaults
-        self.tokenizer = serving.engine.tokenizer
-        self.bandwidth = measure_limits(serving.engine)
-        self.metrics = Metrics(serving.model_name, Stats.of(serving.engine), self.bandwidth)
-        self.thread = EngineThread(serving.engine, self.metrics)
+    def __init__(self, models: Models, *, is_lenient: bool = False) -> None:
+        """is_lenient: ignores unknown fields of requests instead of rejecting them."""
+        self.models = models
         self.created = int(time.time())
-        self.grammars = Grammars(
-            self.tokenizer,
-            serving.engine.level.model.vocabulary,
-            sorted(serving.engine.eos_token_ids),
-        )
-        self._long_bodies = asyncio.Lock()
-        self._ignored = IgnoredFields() if serving.is_lenient else None
+        self._ignored = IgnoredFields() if is_lenient else None
 
-    def json_of(self, body: bytes) -> object:
+    async def json_of(self, request: Request) -> object:
         """Parses a body. Raises ProblemError or RequestError."""
-        return json_of(body, self._ignored)
+        return json_of(await request.body(), self._ignored)
 
-    def check_model(self, name: str | None) -> None:
-        """Raises ProblemError (404) for the name of another model."""
-        if name is not None and name != self.serving.model_name:
-            raise ProblemError(
-                404,
-                f"there is no model of that name; this server has {self.serving.model_name}",
-                "model",
-                "model_not_found",
-            )
+    async def service(self, request: Request, name: str | None) -> Service:
+        """Returns the model of that name, loaded until the answer to the request has been sent.
 
-    async def in_turn(self, body_size: int, work: Callable[[], T]) -> T:
-        """Runs work on a body's text in a worker thread.
-
-        Long bodies wait for each other: tokenizing a text takes a hundred times its size in memory.
+        Raises ProblemError for another name, and SpecqdError if the model cannot be loaded.
         """
-        async with self._long_bodies if body_size > _LONG_BODY_BYTES else nullcontext():
-            return await asyncio.to_thread(work)
-
-    async def answer(
-        self,
-        api_request: ApiRequest,
-        body_size: int,
-        client: str,
-        reply_of: MakeReply | None = None,
-    ) -> Response:
-        """Submits a request. Raises ProblemError or SpecqdError if it cannot be run.
-
-        reply_of: makes the answer. None: OpenAI's answer of a completion or chat.
-        """
-        self.check_model(api_request.options.model)
-        prepared = await self.in_turn(body_size, lambda: Prepared.of(api_request, self.tokenizer))
-        for prompt in prepared.prompts:  # before the grammar, which may take 1 s
-            self.engine.check_length(len(prompt))
-        make_grammar = None
-        if prepared.has_rules:
-            make_grammar = await asyncio.to_thread(request_grammar, self.grammars, prepared)
-        answer = (reply_of or self._answer)(prepared, token_hex(12))
-        job = self._job(prepared, make_grammar, client)
-        self._check_places(job.request.num_samples)
-        try:
-            await self.thread.submit(job)
-        except BaseException:
-            self.thread.close(job)
-            raise
-        return AnswerResponse(self.thread, job, answer, is_stream=api_request.options.is_streamed)
-
-    def _answer(self, prepared: Prepared, key: str) -> Answer:
-        options = prepared.request.options
-        return Answer(
-            form_of(prepared, self.tokenizer, key, chain_of(self.engine.level)),
-            self.serving.model_name,
-            Usage.of(prepared, cached_prompt_tokens=0),
-            key=key,
-            created=int(time.time()),
-            has_usage_chunk=options.has_usage_chunk,
-            has_running_usage=options.has_running_usage,
-            metrics=self.draft_metrics(),
-        )
-
-    def draft_metrics(self) -> DraftMetrics:
-        """Returns new metrics, which one answer fills."""
-        return DraftMetrics(longest_proposal(self.engine.level))
-
-    def _job(self, prepared: Prepared, make_grammar: MakeGrammar | None, client: str) -> Job:
-        options = prepared.request.options
-        salt = f"{client}\n{options.cache_salt}"  # clients share no prompts; keys contain no \n
-        return Job(
-            prepared.for_engine(self.defaults, make_grammar, salt),
-            is_streamed=options.is_streamed,
-            has_progress=options.has_progress,
-            has_prompt_progress=options.has_progress,
-        )
-
-    def facts(self) -> Facts:
-        """Returns what the page shows about the model."""
-        return Facts(
-            self.serving.model_name,
-            self.tokenizer.has_chat_template,
-            self.engine.max_context,
-            SamplingDefaults.of(request_sampling(SamplingParams(), self.defaults)),
-            chain_of(self.engine.level),
-            self.bandwidth,
-        )
-
-    def _check_places(self, samples: int) -> None:
-        """Raises ProblemError if there is no room for more samples.
-
-        Await nothing between this call and the submission, which takes the places.
-        """
-        most = self.serving.most_open_samples
-        if samples > most:
-            raise refused(f"{samples} samples are more than {most}; request fewer at once")
-        if self.thread.num_open_samples + samples > most:
-            raise ProblemError(429, f"{most} samples are open already; try again later")
+        model = self.models.named(name)
+        service = self.models.take_loaded(model)
+        service = service or await while_connected(request.receive, self.models.take(model))
+        if service is None:
+            raise ProblemError(503, "the client has disconnected")
+        request.scope[_USES].callback(model.leave)
+        return service
 
 
-def make_app(service: Service) -> ASGIApp:
+class Uses:
+    """Passes requests on, and ends their uses of models when they have been answered."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with ExitStack() as scope[_USES]:
+            await self._app(scope, receive, send)
+
+
+def make_app(models: Models, access: Access, *, is_lenient: bool = False) -> ASGIApp:
     """Returns the whole application, with access checks."""
-    access = service.serving.access
-    guarded = Guard(make_paths(service), access)
+    guarded = Guard(make_paths(models, is_lenient=is_lenient), access)
     if not access.origins:
         return guarded
     return CORSMiddleware(
@@ -203,13 +98,13 @@ def make_app(service: Service) -> ASGIApp:
     )
 
 
-def make_paths(service: Service) -> FastAPI:
+def make_paths(models: Models, *, is_lenient: bool = False) -> FastAPI:
     """Returns all paths, without access checks. A request's scope must have its client's key."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        service.thread.start()
-        yield  # listening.py stops the thread
+        models.start()
+        yield  # listening.py stops them
 
     app = FastAPI(
         title="SpecQD",
@@ -218,32 +113,38 @@ def make_paths(service: Service) -> FastAPI:
         openapi_url=None,  # FastAPI's documentation pages load scripts from other origins
         redirect_slashes=False,
     )
+    app.add_middleware(Uses)
+    front = Front(models, is_lenient=is_lenient)
     add_errors(app)
-    add_models(app, service)
-    add_texts(app, service)
-    add_generation(app, service)
-    add_messages(app, service)
-    add_page(app, service.facts())
+    add_models(app, front)
+    add_texts(app, front)
+    add_generation(app, front)
+    add_messages(app, front)
+
+    async def facts(request: Request, model: str | None) -> Facts:
+        return (await front.service(request, model)).facts()
+
+    add_page(app, facts)
     return app
 
 
-def add_generation(app: FastAPI, service: Service) -> None:
+def add_generation(app: FastAPI, front: Front) -> None:
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        body = await request.body()
-        parsed = completion_request(service.json_of(body))
-        return await service.answer(parsed, len(body), request.scope[CLIENT])
+        parsed = completion_request(await front.json_of(request))
+        service = await front.service(request, parsed.options.model)
+        return await service.answer(parsed, len(await request.body()), request.scope[CLIENT])
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        body = await request.body()
-        parsed = chat_request(service.json_of(body))
-        return await service.answer(parsed, len(body), request.scope[CLIENT])
+        parsed = chat_request(await front.json_of(request))
+        service = await front.service(request, parsed.options.model)
+        return await service.answer(parsed, len(await request.body()), request.scope[CLIENT])
 
     @app.post("/v1/responses")
     async def responses(request: Request) -> Response:
-        body = await request.body()
-        parsed = responses_request(service.json_of(body))
+        parsed = responses_request(await front.json_of(request))
+        service = await front.service(request, parsed.chat.options.model)
 
         def reply_of(prepared: Prepared, key: str) -> Reply:
             return ResponsesAnswer(
@@ -257,14 +158,15 @@ def add_generation(app: FastAPI, service: Service) -> None:
                 tokenizer=service.tokenizer,
             )
 
-        return await service.answer(parsed.chat, len(body), request.scope[CLIENT], reply_of)
+        body_size = len(await request.body())
+        return await service.answer(parsed.chat, body_size, request.scope[CLIENT], reply_of)
 
 
-def add_messages(app: FastAPI, service: Service) -> None:
+def add_messages(app: FastAPI, front: Front) -> None:
     @app.post(ANTHROPIC)
     async def messages(request: Request) -> Response:
-        body = await request.body()
-        parsed = messages_request(service.json_of(body))
+        parsed = messages_request(await front.json_of(request))
+        service = await front.service(request, parsed.options.model)
 
         def reply_of(prepared: Prepared, key: str) -> Reply:
             assert parsed.params.max_tokens is not None
@@ -277,36 +179,36 @@ def add_messages(app: FastAPI, service: Service) -> None:
                 parsed.params.max_tokens,
             )
 
-        return await service.answer(parsed, len(body), request.scope[CLIENT], reply_of)
+        body_size = len(await request.body())
+        return await service.answer(parsed, body_size, request.scope[CLIENT], reply_of)
 
     @app.post(f"{ANTHROPIC}/count_tokens")
     async def count_tokens(request: Request) -> dict[str, int]:
-        body = await request.body()
-        parsed = count_request(service.json_of(body))
-        service.check_model(parsed.options.model)
-        [ids] = await service.in_turn(len(body), lambda: parsed.encoded(service.tokenizer))
+        parsed = count_request(await front.json_of(request))
+        service = await front.service(request, parsed.options.model)
+        body_size = len(await request.body())
+        [ids] = await service.in_turn(body_size, lambda: parsed.encoded(service.tokenizer))
         return {"input_tokens": len(ids)}
 
 
-def add_models(app: FastAPI, service: Service) -> None:
-    serving = service.serving
-    described = {
-        "id": serving.model_name,
-        "object": "model",
-        "created": service.created,
-        "owned_by": "specqd",
-        "max_model_len": service.engine.max_context,
-        "context_length": service.engine.max_context,  # the name that other clients read
-    }
+def add_models(app: FastAPI, front: Front) -> None:
+    def described(model: ServedModel) -> dict[str, Any]:
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": front.created,
+            "owned_by": "specqd",
+            "max_model_len": model.max_context,
+            "context_length": model.max_context,  # the name that other clients read
+        }
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [described]}
+        return {"object": "list", "data": [described(each) for each in front.models.all]}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        service.check_model(name)
-        return described
+        return described(front.models.named(name))
 
     @app.get("/version")
     async def version() -> dict[str, str]:
@@ -314,31 +216,30 @@ def add_models(app: FastAPI, service: Service) -> None:
 
     @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
-        service.thread.check()
+        front.models.check()
         return Response()
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        counts = await service.thread.ask(lambda: Counts.of(service.engine))
-        return Response(service.metrics.shown(counts), media_type=CONTENT_TYPE)
+        merged = Merged(await front.models.families())
+        return Response(generate_latest(merged), media_type=CONTENT_TYPE)
 
 
-def add_texts(app: FastAPI, service: Service) -> None:
-    tokenizer = service.tokenizer
-
+def add_texts(app: FastAPI, front: Front) -> None:
     @app.post("/tokenize")
     async def tokenize(request: Request) -> dict[str, Any]:
-        body = await request.body()
-        parsed = tokenize_request(service.json_of(body))
-        service.check_model(parsed.model)
-        ids = await service.in_turn(len(body), lambda: parsed.encoded(tokenizer))
+        parsed = tokenize_request(await front.json_of(request))
+        service = await front.service(request, parsed.model)
+        body_size = len(await request.body())
+        ids = await service.in_turn(body_size, lambda: parsed.encoded(service.tokenizer))
         return {"count": len(ids), "max_model_len": service.engine.max_context, "tokens": ids}
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> dict[str, str]:
-        body = service.json_of(await request.body())
-        parsed = detokenize_request(body, service.engine.level.model.vocabulary)
-        service.check_model(parsed.model)
+        parsed = detokenize_request(await front.json_of(request))
+        service = await front.service(request, parsed.model)
+        parsed.check(service.engine.level.model.vocabulary)
+        tokenizer = service.tokenizer
         text = await asyncio.to_thread(tokenizer.decode, parsed.tokens, skip_special_tokens=False)
         return {"prompt": text}
 

@@ -70,6 +70,11 @@ class DetokenizeRequest:
     model: str | None
     tokens: tuple[int, ...]
 
+    def check(self, vocabulary: int) -> None:
+        """Raises FieldError for ids beyond the model's. vocabulary: number of token ids."""
+        if any(not 0 <= token < vocabulary for token in self.tokens):
+            raise FieldError("tokens", f"ids must be from 0 to {vocabulary - 1}")
+
 
 def tokenize_request(body: object) -> TokenizeRequest:
     """Reads a body of /tokenize. Raises FieldError."""
@@ -86,12 +91,9 @@ def tokenize_request(body: object) -> TokenizeRequest:
     )
 
 
-def detokenize_request(body: object, vocabulary: int) -> DetokenizeRequest:
-    """Reads a body of /detokenize. vocabulary: number of token ids. Raises FieldError."""
+def detokenize_request(body: object) -> DetokenizeRequest:
+    """Reads a body of /detokenize. Raises FieldError."""
     fields = Fields.of(body, ("model", "tokens"))
     if fields.get("tokens") is None:
         raise fields.wrong("tokens", "a list of token ids")
-    tokens = fields.token_ids("tokens")
-    if any(not 0 <= token < vocabulary for token in tokens):
-        raise FieldError("tokens", f"ids must be from 0 to {vocabulary - 1}")
-    return DetokenizeRequest(fields.text("model"), tokens)
+    return DetokenizeRequest(fields.text("model"), fields.token_ids("tokens"))

@@ -10,10 +10,11 @@ from types import FrameType
 
 import uvicorn
 
-from specqd.engine.thread import EngineThread
 from specqd.errors import MachineError
-from specqd.server.app import Service, make_app
+from specqd.server.app import make_app
 from specqd.server.connections import ACCEPTED_AT_ONCE, Connection, most_connections
+from specqd.server.guard import Access
+from specqd.server.models import Models
 from specqd.server.request_log import RequestLog
 
 _BACKLOG = 2048
@@ -39,20 +40,22 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def run(
-    service: Service,
+    models: Models,
+    access: Access,
     sock: socket.socket,
     drain_s: int,
     say: Callable[[str], None],
     *,
+    is_lenient: bool = False,
     logs_requests: bool = False,
 ) -> None:
     """Serves until SIGTERM or SIGINT.
 
     Open requests then have `drain_s` seconds to finish; a second signal cancels them at once. `say`
-    prints a line. logs_requests: prints one for each request. Raises MachineError if the engine
-    failed.
+    prints a line. is_lenient: ignores unknown fields of requests. logs_requests: prints a line for
+    each request. Raises MachineError if an engine failed.
     """
-    app = make_app(service)
+    app = make_app(models, access, is_lenient=is_lenient)
     config = uvicorn.Config(
         RequestLog(app, say) if logs_requests else app,
         http=Connection,
@@ -64,12 +67,12 @@ def run(
         lifespan="on",
         ws="none",
     )
-    server = _Server(config, service.thread, drain_s, say)
+    server = _Server(config, models, drain_s, say)
     try:
         server.run(sockets=[sock])
     finally:
         server.end()
-    if (fault := service.thread.fault) is not None:
+    if (fault := models.fault) is not None:
         raise MachineError(
             f"the engine failed: {fault}; see the log above, then start the server again"
         )
@@ -81,12 +84,12 @@ class _Server(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        thread: EngineThread,
+        models: Models,
         drain_s: int,
         say: Callable[[str], None],
     ) -> None:
         super().__init__(config)
-        self._thread = thread
+        self._models = models
         self._drain_s = drain_s
         self._say = say
         self._signals = 0
@@ -100,13 +103,13 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Returns whether to shut down now."""
-        return await super().on_tick(counter) or self._thread.failure is not None
+        return await super().on_tick(counter) or self._models.failure is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._thread.fault is not None:
+        if self._models.fault is not None:
             self._end_within(0)
         await super().shutdown(sockets)
-        await self._thread.stop()  # before the event loop closes, which receives its updates
+        await self._models.stop()  # before the event loop closes, which receives its updates
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handles SIGTERM and SIGINT, the first signal and those after it."""
@@ -116,7 +119,7 @@ class _Server(uvicorn.Server):
             super().handle_exit(sig, frame)
             loop.call_soon_threadsafe(loop.call_later, self._drain_s, self._give_up)
             self._end_within(self._drain_s)
-            if self._thread.num_open_samples:
+            if self._models.num_open_samples:
                 self._say(
                     f"shutting down; open requests have {self._drain_s} seconds, "
                     "Ctrl-C cancels them now"
@@ -126,7 +129,7 @@ class _Server(uvicorn.Server):
             self._end_within(0)
 
     def _give_up(self) -> None:
-        self._thread.give_up("the server is shutting down; try again later")
+        self._models.give_up("the server is shutting down; try again later")
         asyncio.get_running_loop().call_later(_SLOW_READERS_SECONDS, self._leave)
 
     def _leave(self) -> None:

@@ -1,4 +1,4 @@
-"""Makes a service of a loaded model: its engine, its name and its access rules."""
+"""Makes a service of a loaded model: its engine, its name and its defaults."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,29 +9,30 @@ from specqd.engine.prompts import MAX_GAP_S
 from specqd.hub import model_name
 from specqd.llm import LLM
 from specqd.sampling import SamplingParams
-from specqd.server.app import Service, Serving
-from specqd.server.guard import Access
+from specqd.server.service import Remains, Service, Serving, Shared
 
 DRAIN_SECONDS = 60  # for open requests to finish when the server shuts down
 
 
 def open_service(
     llm: LLM,
-    access: Access,
     *,
     max_batch: int,
     max_gap_s: float = MAX_GAP_S,
     name: str | None = None,
-    is_lenient: bool = False,
     sampling: SamplingParams | None = None,
     is_strict: bool = False,
+    shared: Shared | None = None,
+    remains: Remains | None = None,
 ) -> Service:
-    """Builds the service, and measures memory bandwidth.
+    """Builds the service, and measures memory bandwidth, unless it is known from an earlier load.
+    Closing the service closes the LLM.
 
     max_gap_s: seconds that answers may pause while prompts are read.
     name: the model's name in the API. None: the name of its directory, or owner/name.
     sampling: defaults that replace the model's own for requests that omit these fields.
     is_strict: OpenAI's temperature 1, rather than that of chats, if nothing states a temperature.
+    shared: what all models of the server share. remains: those of this model's earlier load.
     """
     engine = Engine(
         llm.engine.level,
@@ -44,7 +45,7 @@ def open_service(
     defaults = _replaced(llm.defaults, sampling or SamplingParams())
     if is_strict:
         defaults = defaults.with_openai_temperature()
-    return Service(Serving(engine, name, defaults, access, is_lenient=is_lenient))
+    return Service(Serving(engine, name, defaults), shared, remains, llm.close)
 
 
 def _replaced(defaults: GenerationDefaults, given: SamplingParams) -> GenerationDefaults:

@@ -1,6 +1,7 @@
 """Turns errors into answers: an HTTP status, and OpenAI's or Anthropic's JSON of an error."""
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,15 @@ class ProblemError(Exception):
 def refused(message: str, param: str | None = None, code: str | None = None) -> ProblemError:
     """Returns a problem with status 400: the request is wrong."""
     return ProblemError(400, message, param, code)
+
+
+def no_model(name: str | None, known: Iterable[str]) -> ProblemError:
+    """Returns the problem of a request that names none of the server's models."""
+    names = f"this server has {', '.join(known)}"
+    if name is None:
+        return refused(f"name the model; {names}", "model")
+    problem = f"there is no model of that name; {names}"
+    return ProblemError(404, problem, "model", "model_not_found")
 
 
 def problem_of(error: SpecqdError) -> ProblemError:

@@ -1,6 +1,6 @@
 """Serves the page at `/`: its files with security headers, and facts about the model."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
 from importlib.resources import files
@@ -111,8 +111,11 @@ class Facts:
     bandwidth: Mapping[str, float]  # memory's GB/s by level name
 
 
-def add_page(app: FastAPI, facts: Facts) -> None:
-    """Adds the page's paths."""
+def add_page(app: FastAPI, facts: Callable[[Request, str | None], Awaitable[Facts]]) -> None:
+    """Adds the page's paths.
+
+    facts: returns those of a model by name, for a request. None: the only model.
+    """
 
     async def asset(request: Request) -> Response:
         return ASSETS[request.url.path].response(request)
@@ -121,5 +124,5 @@ def add_page(app: FastAPI, facts: Facts) -> None:
         app.add_route(path, asset)  # for GET and HEAD
 
     @app.get("/page/facts")
-    async def page_facts() -> JSONResponse:
-        return JSONResponse(asdict(facts))
+    async def page_facts(request: Request, model: str | None = None) -> JSONResponse:
+        return JSONResponse(asdict(await facts(request, model)))
