@@ -75,13 +75,13 @@ def test_the_chart_shows_the_servers_own_counts(browser: Any, served: Served) ->
         nonlocal looks
         looks += 1
         values = {
-            'specqd:level_draft_tokens_total{level="bf16",model_name="a"}': 100 * looks,
-            'specqd:level_accepted_tokens_total{level="bf16",model_name="a"}': 75 * looks,
-            'specqd:level_draft_tokens_total{level="fp4",model_name="a"}': 7,
-            'specqd:level_accepted_tokens_total{level="fp4",model_name="a"}': 7,
-            'vllm:generation_tokens_total{model_name="a"}': 50 * looks,
-            'vllm:num_requests_running{model_name="a"}': 3,
-            'specqd:bandwidth_share{model_name="a"}': 0.61,
+            'specqd:level_draft_tokens_total{level="bf16",model_name="small"}': 100 * looks,
+            'specqd:level_accepted_tokens_total{level="bf16",model_name="small"}': 75 * looks,
+            'specqd:level_draft_tokens_total{level="fp4",model_name="small"}': 7,
+            'specqd:level_accepted_tokens_total{level="fp4",model_name="small"}': 7,
+            'vllm:generation_tokens_total{model_name="small"}': 50 * looks,
+            'vllm:num_requests_running{model_name="small"}': 3,
+            'specqd:bandwidth_share{model_name="small"}': 0.61,
         }
         route.fulfill(body="".join(f"{name} {value}\n" for name, value in values.items()))
 

@@ -27,6 +27,7 @@ _FILES = (
     "page.css",
     "page.js",
     "panels.css",
+    "picker.js",
     "race.js",
     "scheme.js",
     "shown.js",

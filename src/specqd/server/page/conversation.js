@@ -123,7 +123,8 @@ export class Conversation {
     const view = this.#addRun(turn, run);
     view.section.ariaBusy = "true";
     const path = this.facts.has_chat_template ? "/v1/chat/completions" : "/v1/completions";
-    const body = { ...this.#promptOf(turn), ...asked, stream: true, ...WITH_DETAILS };
+    const { model } = this.facts;
+    const body = { model, ...this.#promptOf(turn), ...asked, stream: true, ...WITH_DETAILS };
     try {
       for await (const event of api.events(path, body, signal)) {
         run.reading = event.prompt_progress ?? run.reading;
@@ -154,6 +155,7 @@ export class Conversation {
     const { temperature, maxTokens, seed } = this.settings();
     const room = maxTokens ?? (await this.#roomAfter(this.#promptOf(turn), signal));
     return {
+      model: this.facts.model,
       temperature,
       max_tokens: maxTokens ?? Math.min(this.mostTokens, room),
       seed: seed ?? crypto.getRandomValues(new Uint32Array(1))[0] % LARGEST_SEED,
@@ -164,7 +166,8 @@ export class Conversation {
    * the server does not say; it then rejects the request and says why. */
   async #roomAfter(prompt, signal) {
     try {
-      const { count, max_model_len } = await api.json("/tokenize", prompt, signal);
+      const asked = { model: this.facts.model, ...prompt };
+      const { count, max_model_len } = await api.json("/tokenize", asked, signal);
       return Math.max(1, max_model_len - count);
     } catch {
       return Infinity;
@@ -185,7 +188,9 @@ export class Conversation {
 
   #addRun(turn, run) {
     const prompt = this.facts.has_chat_template ? undefined : turn.asked;
-    const view = new RunView(run, this.facts.bandwidth, prompt);
+    const { model, bandwidth } = this.facts;
+    const isOfModel = (run.asked.model ?? model) === model; // else its bandwidth is not known
+    const view = new RunView(run, isOfModel ? bandwidth : {}, prompt);
     const tools = view.find(".tools");
     const add = (label, name, work) => {
       const button = element("button", `quiet ${name}`, label);

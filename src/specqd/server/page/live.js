@@ -10,10 +10,13 @@ const WINDOW = 10; // seconds over which a share is averaged, as in the server's
 const [WIDTH, HEIGHT] = [600, 100];
 const SVG = "http://www.w3.org/2000/svg";
 
-/** Parses Prometheus's text into values[name][level]. The level is "" for metrics without one. */
-function parsed(text) {
+/** Parses Prometheus's text of a model into values[name][level]. The level is "" for metrics without
+ * one. */
+function parsed(text, model) {
   const values = {};
+  const own = `model_name="${model.replace(/[\\"]/g, "\\$&")}"`;
   for (const [, name, labels, value] of text.matchAll(/^([\w:]+)(?:\{(.*)\})? (\S+)$/gm)) {
+    if (!labels?.includes(own)) continue;
     const level = /level="((?:[^"\\]|\\.)*)"/.exec(labels ?? "")?.[1] ?? "";
     (values[name] ??= {})[level] = Number(value);
   }
@@ -22,12 +25,18 @@ function parsed(text) {
 
 export class Live {
   #chain = [];
+  #model = "";
   #samples = []; // {seconds, values}
   #points = new Map(); // a line's label -> its points, {seconds, share}
   #timer = 0;
 
-  /** chain: the levels' names. */
-  start(chain) {
+  /** facts: about the model to show. */
+  start({ model, chain }) {
+    if (model !== this.#model) {
+      this.#samples = [];
+      this.#points.clear();
+    }
+    this.#model = model;
     this.#chain = chain;
     at("live").hidden = false;
     this.#look();
@@ -43,13 +52,19 @@ export class Live {
     clearTimeout(this.#timer);
     let problem = "";
     try {
-      if (!document.hidden) this.#add(performance.now() / 1000, parsed(await api.text("/metrics")));
+      if (!document.hidden) await this.#ask();
     } catch (error) {
       problem = error.message;
     }
     if (at("live").hidden) return;
     at("live-problem").textContent = problem;
     this.#timer = setTimeout(() => this.#look(), EVERY_MS);
+  }
+
+  async #ask() {
+    const model = this.#model;
+    const text = await api.text("/metrics");
+    if (model === this.#model) this.#add(performance.now() / 1000, parsed(text, model));
   }
 
   #add(seconds, values) {

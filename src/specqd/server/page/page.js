@@ -4,6 +4,7 @@ import { inspectTokens, showLevels } from "./answer.js";
 import * as api from "./api.js";
 import { Conversation } from "./conversation.js";
 import { Live } from "./live.js";
+import { allowChoice, chosenFacts, onChoice } from "./picker.js";
 import { announce, at, element } from "./shown.js";
 import { chats, choices, choose, drop } from "./store.js";
 
@@ -31,7 +32,7 @@ function settings() {
 at("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = prompt.value;
-  if (!conversation || conversation.isRunning || !text.trim()) return;
+  if (!facts || conversation.isRunning || !text.trim()) return;
   prompt.value = "";
   send.disabled = true;
   prompt.focus();
@@ -69,6 +70,7 @@ at("settings").addEventListener("invalid", () => showSettings(true), true); // s
 
 const on = {
   running(is) {
+    allowChoice(!is);
     stop.hidden = !is;
     send.hidden = is;
   },
@@ -156,7 +158,7 @@ at("tokens-button").addEventListener("click", () => {
 
 function showLive(shows) {
   at("live-button").ariaPressed = String(shows);
-  if (shows) live.start(facts.chain);
+  if (shows && facts) live.start(facts);
   else live.stop();
 }
 
@@ -169,28 +171,65 @@ at("live-button").addEventListener("click", () => {
 // --- The start ---------------------------------------------------------------------------------
 
 async function open() {
+  let chosen;
   try {
-    facts = await api.json("/page/facts");
+    chosen = await chosenFacts();
   } catch (error) {
     if (error.status === 401) askForKey();
-    else at("model").textContent = error.message;
+    else showProblem(error.message);
     return;
   }
   at("key-dialog").close();
+  begin(chosen);
+}
+
+function begin(chosen) {
+  facts = chosen;
   conversation = new Conversation(turns, facts, settings, on);
   showFacts();
-  const chosen = choices();
-  showTokens(chosen.tokens ?? matchMedia("(min-width: 60rem)").matches);
-  showLive(chosen.live ?? false);
+  const { tokens, live: isLive } = choices();
+  showTokens(tokens ?? matchMedia("(min-width: 60rem)").matches);
+  showLive(isLive ?? false);
   const last = chats().find((chat) => chat.id === sessionStorage.getItem(OPEN));
   openChat(last, "");
   prompt.dispatchEvent(new Event("input"));
+}
+
+onChoice({
+  wait(name) {
+    facts = null;
+    send.disabled = true;
+    prompt.placeholder = `Loading ${name}\u2026`;
+  },
+  use(chosen) {
+    if (!conversation) return begin(chosen);
+    const wasChat = conversation.facts.has_chat_template;
+    facts = conversation.facts = chosen;
+    showFacts();
+    showLive(at("live-button").ariaPressed === "true");
+    if (wasChat !== facts.has_chat_template) openChat(undefined, "");
+    prompt.dispatchEvent(new Event("input"));
+  },
+  fail(error) {
+    facts = conversation?.facts ?? null;
+    if (facts) {
+      at("picker").value = facts.model;
+      showFacts();
+    }
+    showProblem(error.message);
+  },
+});
+
+function showProblem(text) {
+  at("problem").textContent = text;
+  at("problem").hidden = false;
 }
 
 function showFacts() {
   const isChat = facts.has_chat_template;
   const kind = isChat ? "Message" : "Text to continue";
   document.title = `${facts.model} \u00b7 SpecQD`;
+  at("problem").hidden = true;
   at("model").textContent = facts.model;
   document.querySelector("label[for=prompt]").textContent = kind;
   prompt.placeholder = isChat ? `Message ${facts.model}` : kind;
