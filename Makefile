@@ -87,7 +87,7 @@ test-clients: dist/built
 	npm install --no-audit --no-fund --prefix $(CLIENTS)/npm @openai/codex @anthropic-ai/claude-code
 	PATH="$(CURDIR)/$(CLIENTS)/bin:$(CURDIR)/$(CLIENTS)/npm/node_modules/.bin:$$PATH" \
 		$(CLIENTS)/bin/python -m pytest tests/test_client_commands.py \
-		tests/test_client_snippets.py tests/test_clients.py
+		tests/test_client_models.py tests/test_client_snippets.py tests/test_clients.py
 
 # Tests the wheel as a user gets it: in a new environment, outside the source tree.
 wheel: dist/built
