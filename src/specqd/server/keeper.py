@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic
 
+from specqd import _native
 from specqd.engine.thread import StoppedError
 from specqd.errors import ShortMemoryError
 from specqd.server.problems import ProblemError
@@ -20,6 +21,12 @@ from specqd.server.service import Service
 
 _LOG = logging.getLogger("specqd.server")
 Say = Callable[[str], object]
+
+
+def _release_memory() -> None:
+    """Returns the memory of a model that nobody references any more to the system."""
+    gc.collect()
+    _native.release_free_memory()
 
 
 class Keeper:
@@ -145,7 +152,7 @@ class Keeper:
             raise
         await service.close()
         del service
-        await asyncio.to_thread(gc.collect)
+        await asyncio.to_thread(_release_memory)
         model.state = State.ABSENT
         model.unloads += 1
         self._say(f"unloaded {model.name}")
