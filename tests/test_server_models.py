@@ -3,10 +3,8 @@ unloaded meanwhile."""
 
 import json
 import signal
-import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
@@ -18,39 +16,26 @@ import pytest
 from specqd import LLM, SamplingParams
 from specqd.llm.checked import CheckedModel
 from specqd.model.model import Precision
-from support import held_loads
 from support.command_line import Refuse
 from support.openai_client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
-from support.random_models import EOS, Shape, make_model
-from support.served import Served, add_template, serving
+from support.served import Served, serving
+from support.several_models import (
+    NAMES,
+    each_alone,
+    samples_of,
+    several_models,
+    their_words,
+)
 
-parser = pytest.importorskip("prometheus_client.parser")
 pytest.importorskip("llguidance", reason="needs specqd[serve]")
 
-NAMES = ("one", "two", "three")
-SHAPE = Shape(hidden=128, head_dim=32, vocab=1024, context=2048, is_peaked=True)
 AT_ONCE = 12
 Json = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def directories(tmp_path_factory: pytest.TempPathFactory, seed: int) -> dict[str, Path]:
-    """Three models that answer differently."""
-    folder = tmp_path_factory.mktemp("models")
-    return {
-        name: add_template(make_model(folder / name, SHAPE, seed + i))
-        for i, name in enumerate(NAMES)
-    }
-
-
-@pytest.fixture(scope="module")
-def words(directories: dict[str, Path]) -> list[str]:
-    return [str(each) for each in directories.values()]
-
-
-@pytest.fixture(scope="module")
-def alone(directories: dict[str, Path]) -> dict[str, LLM]:
-    return {name: LLM(path, "none", threads=1) for name, path in directories.items()}
+directories = several_models()
+alone = each_alone()
+words = their_words()
 
 
 @pytest.fixture(scope="module")
@@ -70,24 +55,6 @@ def served(words: list[str]) -> Iterator[Served]:
     with serving(*words) as served:
         yield served
         assert served.process.poll() is None
-
-
-def samples_of(served: Served, name: str) -> dict[str, float]:
-    """Returns the sums of a metric by model."""
-    found: Counter[str] = Counter()
-    text = served.ask("GET", "/metrics").body.decode()
-    for family in parser.text_string_to_metric_families(text):
-        for sample in family.samples:
-            if sample.name == name:
-                found[sample.labels["model_name"]] += sample.value
-    return dict(found)
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 # --- Names --------------------------------------------------------------------------------------
@@ -332,108 +299,3 @@ def test_no_model_leaves_in_the_middle_of_an_answer(
     for name, reply in zip(("two", "one", "three"), answers, strict=True):
         params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
         assert reply.content["choices"][0]["text"] == alone[name].generate("b", params)[0].text
-
-
-# --- Time ---------------------------------------------------------------------------------------
-
-
-def test_while_one_model_loads_others_answer(
-    directories: dict[str, Path], alone: dict[str, LLM], tmp_path: Path, seed: int
-) -> None:
-    held = add_template(make_model(tmp_path / "held", SHAPE, seed + 9))
-    gate = tmp_path / "gate"
-    body = {"prompt": "ab", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
-    params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
-    program = [sys.executable, held_loads.__file__, str(gate)]
-    with serving(str(directories["one"]), str(held), program=program) as served:
-        assert served.ask("POST", COMPLETIONS, body | {"model": "one"}).status == 200
-        with ThreadPoolExecutor(3) as pool:
-            waiting = [
-                pool.submit(served.ask, "POST", COMPLETIONS, body | {"model": "held"})
-                for _ in range(3)
-            ]
-            for _ in range(5):
-                reply = served.ask("POST", COMPLETIONS, body | {"model": "one"})
-                text = alone["one"].generate("ab", params)[0].text
-                assert reply.content["choices"][0]["text"] == text
-                assert served.ask("GET", "/health").status == 200
-                assert len(served.ask("GET", "/v1/models").content["data"]) == 2
-            assert samples_of(served, "specqd:model_loaded") == {"one": 1, "held": 0}
-            assert not any(each.done() for each in waiting)
-            gate.touch()
-            texts = {each.result().content["choices"][0]["text"] for each in waiting}
-        assert texts == {LLM(held, "none", threads=1).generate("ab", params)[0].text}
-        assert samples_of(served, "specqd:model_loads_total") == {"one": 1, "held": 1}
-
-
-def test_nothing_is_loaded_for_a_client_that_left(
-    directories: dict[str, Path], tmp_path: Path, seed: int
-) -> None:
-    """Its request waits behind another load."""
-    held = add_template(make_model(tmp_path / "held", SHAPE, seed + 9))
-    gate = tmp_path / "gate"
-    program = [sys.executable, held_loads.__file__, str(gate)]
-    with serving(str(held), str(directories["one"]), program=program) as served:
-        with ThreadPoolExecutor(1) as pool:
-            body = {"prompt": "a", "max_tokens": 2}
-            waiting = pool.submit(served.ask, "POST", COMPLETIONS, body | {"model": "held"})
-            connection = served.connect()
-            left = json.dumps(body | {"model": "one"})
-            connection.request("POST", COMPLETIONS, left, {"Content-Type": "application/json"})
-            assert served.ask("GET", "/health").status == 200
-            connection.close()
-            for _ in range(5):
-                assert served.ask("GET", "/health").status == 200
-            gate.touch()
-            assert waiting.result().status == 200
-        assert samples_of(served, "specqd:model_loads_total") == {"held": 1, "one": 0}
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_model_is_unloaded_when_nobody_has_used_it_for_a_while(
-    words: list[str], count: int, alone: dict[str, LLM]
-) -> None:
-    body = {"model": "one", "prompt": "ab", "max_tokens": 8, "temperature": 0}
-    text = alone["one"].generate("ab", SamplingParams(max_tokens=8, temperature=0))[0].text
-    with serving(*words[:count], "--keep-alive", "0.3") as served:
-        for loads in (1, 2):
-            reply = served.ask("POST", COMPLETIONS, body)
-            assert reply.content["choices"][0]["text"] == text
-            assert samples_of(served, "specqd:model_loads_total")["one"] >= loads
-            until(lambda: served.metric("specqd:model_loaded") == 0)
-            assert served.ask("GET", "/health").status == 200
-        [model] = [m for m in served.ask("GET", "/v1/models").content["data"] if m["id"] == "one"]
-        assert model["max_model_len"] == 2048
-        assert served.metric("vllm:request_success_total") == 2
-
-
-def test_a_server_ends_while_a_request_waits_for_a_load(
-    directories: dict[str, Path], tmp_path: Path, seed: int
-) -> None:
-    held = add_template(make_model(tmp_path / "held", SHAPE, seed + 9))
-    gate = tmp_path / "gate"
-    program = [sys.executable, held_loads.__file__, str(gate)]
-    with serving(str(held), str(directories["one"]), program=program) as served:
-        with ThreadPoolExecutor(1) as pool:
-            body = {"model": "held", "prompt": "a", "max_tokens": 2}
-            waiting = pool.submit(served.ask, "POST", COMPLETIONS, body)
-            time.sleep(0.2)
-            served.process.send_signal(signal.SIGTERM)
-            served.process.send_signal(signal.SIGTERM)
-            time.sleep(0.2)
-            gate.touch()
-            assert waiting.result().status in (200, 503)
-        assert served.process.wait(60) == -signal.SIGTERM
-
-
-def test_an_engine_that_fails_ends_a_server_with_several_models(words: list[str]) -> None:
-    from support import faults
-
-    program = [sys.executable, faults.__file__, "raise"]
-    with serving(*words, program=program) as served:
-        body = {"model": "two", "prompt": "x", "max_tokens": 100, "ignore_eos": True}
-        reply = served.ask("POST", COMPLETIONS, body | {"logit_bias": {str(EOS): -100}})
-        assert (reply.status, reply.error["type"]) == (503, "server_error")
-        assert served.process.wait(60) == 1
-        assert served.process.stderr is not None
-        assert served.process.stderr.read().count("specqd: error: ") == 1

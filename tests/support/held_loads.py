@@ -1,5 +1,8 @@
 """Runs the command line, but a model named `held` loads only once a file is there:
-`python held_loads.py FILE COMMAND...`"""
+`python held_loads.py FILE COMMAND...`
+
+When its load has begun, FILE.begun is there.
+"""
 
 import sys
 import time
@@ -14,8 +17,10 @@ def main(gate: Path, arguments: list[str]) -> int:
     load = serving.load_llm
 
     def held_back(path: Path, *others: Any, **options: Any) -> Any:
-        while path.name == "held" and not gate.exists():
-            time.sleep(0.01)
+        if path.name == "held":
+            gate.with_suffix(".begun").touch()
+            while not gate.exists():
+                time.sleep(0.01)
         return load(path, *others, **options)
 
     serving.load_llm = held_back
