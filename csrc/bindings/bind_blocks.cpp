@@ -36,6 +36,7 @@ void bind_block_forward(nb::module_& m) {
           [](BoundBlocks* self, std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCache> cache,
              bool is_draft, std::shared_ptr<BoundForward> above, std::vector<int64_t> boundaries,
              TokenList ids, int64_t block, int32_t mask) {
+            const Exclusive use(above.get(), &above->decoder());
             new (self) BoundBlocks({decoder.get(), cache.get(), above.get()}, decoder, cache,
                                    precision_of(is_draft), above, std::move(boundaries),
                                    std::move(ids), block, mask);

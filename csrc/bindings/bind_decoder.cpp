@@ -125,12 +125,6 @@ void bind_forward(nb::module_& m) {
       .def_prop_ro("max_rows", &Decoder::max_rows)
       .def_prop_ro("moved_bytes", &Decoder::moved_bytes)
       .def(
-          "weight_bytes",
-          [](const Decoder& decoder, bool is_draft) {
-            return decoder.weight_bytes(precision_of(is_draft));
-          },
-          "is_draft"_a)
-      .def(
           "forward",
           [](Decoder& decoder, bool is_draft, const KvCache& cache,
              const std::vector<int32_t>& tokens, const std::vector<int>& sequences,
@@ -217,13 +211,6 @@ void bind_forward(nb::module_& m) {
           [](const Decoder& decoder) { return &decoder.output_head().partial_head(); },
           nb::rv_policy::reference_internal,
           "The part of the output head that drafts for this model read.")
-      .def(
-          "draft_for",
-          [](Decoder& decoder, const Decoder& target) {
-            const Exclusive use(&decoder, &target);
-            decoder.output_head().draft_for(target.output_head());
-          },
-          "target"_a, "Uses the partial output head of `target`, for which this model drafts.")
       .def(
           "logits",
           [](const Decoder& decoder) {

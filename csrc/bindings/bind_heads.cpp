@@ -20,7 +20,8 @@ void bind_heads(nb::module_& m) {
       m, "HeadForward",
       "Forwards a trained draft head, which reads features of the model `above`. It verifies no\n"
       "drafts, so a proposal must be empty.\n\n"
-      "`boundaries` are the layer boundaries that make a feature; the model may tap others too.\n"
+      "`boundaries` are the layer boundaries that make a feature. The model logs them from now "
+      "on.\n"
       "`ids` are the target's ids of the head's tokens, ascending; empty if they are the same. A\n"
       "head with its own ids reads its whole output head.")
       .def(
@@ -28,6 +29,7 @@ void bind_heads(nb::module_& m) {
           [](BoundHead* self, std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCache> cache,
              bool is_draft, std::shared_ptr<BoundForward> above, std::vector<int64_t> boundaries,
              TokenList ids) {
+            const Exclusive use(above.get(), &above->decoder());
             new (self)
                 BoundHead({decoder.get(), cache.get(), above.get()}, decoder, cache,
                           precision_of(is_draft), above, std::move(boundaries), std::move(ids));

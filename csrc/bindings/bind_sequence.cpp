@@ -220,8 +220,21 @@ void bind_forwards(nb::module_& m) {
                    "Bytes of keys and values that all forwards so far have read.")
       .def_prop_ro("whole_cache_bytes", &DecoderForward::whole_cache_bytes,
                    "What `cache_bytes_read` would be if drafts read their whole context.")
+      .def_prop_ro("bytes_per_forward", &DecoderForward::bytes_per_forward,
+                   "Bytes of weights that a forward of one row reads. More rows may use more "
+                   "experts.")
       .def("read_partial_head", exclusively<DecoderForward>(&DecoderForward::read_partial_head),
-           "From now on, forwards read only the partial output head; by default, the whole one.");
+           "From now on, forwards read only the partial output head; by default, the whole one.")
+      .def(
+          "draft_for",
+          [](DecoderForward& forward, const DecoderForward& target) {
+            const Exclusive use(&forward, &forward.decoder(), &target.decoder());
+            forward.draft_for(target);
+          },
+          "target"_a,
+          "Drafts for `target` from now on, from the part of the output head that its text "
+          "suggests.\n"
+          "A draft head with ids of its own reads its whole output head.");
   nb::class_<BoundForward, DecoderForward>(
       m, "ModelForward",
       "Forwards a whole model.\n\n"
@@ -235,8 +248,6 @@ void bind_forwards(nb::module_& m) {
                                     precision_of(is_draft), max_positions, std::move(exact));
           },
           "decoder"_a, "cache"_a, "is_draft"_a, "max_positions"_a, "exact"_a.none() = nb::none())
-      .def("log_features", exclusively<BoundForward>(&ModelForward::log_features),
-           "From now on, forwards in both precisions log the features that the decoder taps.")
       .def("set_draft_context", exclusively<BoundForward>(&ModelForward::set_draft_context),
            "positions"_a.none(),
            "Limits the positions of a context that drafts read, in both precisions; 0: no limit.\n"

@@ -25,6 +25,7 @@ FeatureForward::FeatureForward(std::shared_ptr<Decoder> decoder, std::shared_ptr
     throw std::invalid_argument("the draft head's features are not as wide as the tapped ones");
   if (!ids_.empty())
     by_target_id_.assign(static_cast<size_t>(all), -std::numeric_limits<float>::infinity());
+  above_->log_features(boundaries_);
 }
 
 const FeatureLog& FeatureForward::log_of(Context& source) const {

@@ -27,8 +27,8 @@ class FeatureForward : public DecoderForward {
 
  protected:
   // `boundaries`: the layer boundaries of the model above whose values make up a feature, of
-  // `feature_width` values; that model may tap others too. `ids`: the target's id of each of the
-  // head's tokens, ascending; if empty, the ids are the same.
+  // `feature_width` values; that model logs them from now on, and maybe others. `ids`: the target's
+  // id of each of the head's tokens, ascending; if empty, the ids are the same.
   FeatureForward(std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCache> cache,
                  Precision precision, std::shared_ptr<ModelForward> above,
                  std::vector<int64_t> boundaries, std::vector<int32_t> ids, int64_t feature_width);

@@ -1,6 +1,7 @@
 #include "decode/forward.h"
 
 #include <algorithm>
+#include <set>
 #include <string>
 
 #include "kernels/float_mode.h"
@@ -87,6 +88,14 @@ ModelForward::ModelForward(std::shared_ptr<Decoder> decoder, std::shared_ptr<KvC
                                        std::max<size_t>(decoder_->strip_bytes_per_position(), 1))),
       weighed_from_(kLeastDraftContext) {
   if (exact_ != nullptr) exact_->has_draft_ = true;
+}
+
+void ModelForward::log_features(std::span<const int64_t> boundaries) {
+  const std::span<const int64_t> before = decoder_->taps().boundaries();
+  std::set<int64_t> all(before.begin(), before.end());
+  all.insert(boundaries.begin(), boundaries.end());
+  decoder_->taps().set({all.begin(), all.end()});
+  (exact_ == nullptr ? this : exact_.get())->logs_features_ = true;
 }
 
 void ModelForward::set_draft_context(std::optional<int64_t> positions) {

@@ -73,8 +73,15 @@ class DecoderForward : public LevelModel {
   size_t bytes_read() const override { return bytes_read_; }
   size_t cache_bytes_read() const override { return cache_bytes_read_; }
   size_t whole_cache_bytes() const override { return whole_cache_bytes_; }
+  // Bytes of weights that a forward of one row reads. More rows may use more experts.
+  size_t bytes_per_forward() const { return decoder_->weight_bytes(precision_); }
   // From now on, forwards read only the partial output head. By default they read the whole one.
   virtual void read_partial_head() { head_ = HeadUse::kPartial; }
+  // Drafts for `target` from now on, from the part of the output head that its text suggests.
+  void draft_for(const DecoderForward& target) {
+    decoder_->output_head().draft_for(target.decoder_->output_head());
+    read_partial_head();
+  }
 
   ScoredTokens verify(int64_t row, std::span<const int32_t> proposal,
                       const std::shared_ptr<Sequence>& sequence) override;
@@ -117,8 +124,8 @@ class ModelForward : public DecoderForward {
 
   int64_t vocabulary() const override { return decoder_->spec().vocabulary; }
   int64_t max_positions() const override { return max_positions_; }
-  // From now on, forwards in both precisions log the features that the decoder taps.
-  void log_features() { (exact_ == nullptr ? this : exact_.get())->logs_features_ = true; }
+  // From now on, forwards in both precisions log the residual stream at these layer boundaries too.
+  void log_features(std::span<const int64_t> boundaries);
   bool logs_features() const {
     return exact_ == nullptr ? logs_features_ : exact_->logs_features();
   }

@@ -349,8 +349,6 @@ class Decoder:
     @property
     def moved_bytes(self) -> int: ...
 
-    def weight_bytes(self, is_draft: bool) -> int: ...
-
     def forward(self, is_draft: bool, cache: KvCache, tokens: _Sequence[int], sequences: _Sequence[int], starts: _Sequence[int], counts: _Sequence[int], logits: _Sequence[int]) -> None: ...
 
     def tap(self, boundaries: _Sequence[int]) -> None:
@@ -397,9 +395,6 @@ class Decoder:
     @property
     def partial_head(self) -> PartialHead:
         """The part of the output head that drafts for this model read."""
-
-    def draft_for(self, target: Decoder) -> None:
-        """Uses the partial output head of `target`, for which this model drafts."""
 
     def logits(self) -> NDArray[numpy.float32]:
         """
@@ -614,9 +609,21 @@ class DecoderForward(LevelModel):
     def whole_cache_bytes(self) -> int:
         """What `cache_bytes_read` would be if drafts read their whole context."""
 
+    @property
+    def bytes_per_forward(self) -> int:
+        """
+        Bytes of weights that a forward of one row reads. More rows may use more experts.
+        """
+
     def read_partial_head(self) -> None:
         """
         From now on, forwards read only the partial output head; by default, the whole one.
+        """
+
+    def draft_for(self, target: DecoderForward) -> None:
+        """
+        Drafts for `target` from now on, from the part of the output head that its text suggests.
+        A draft head with ids of its own reads its whole output head.
         """
 
 class ModelForward(DecoderForward):
@@ -628,11 +635,6 @@ class ModelForward(DecoderForward):
     """
 
     def __init__(self, decoder: Decoder, cache: KvCache, is_draft: bool, max_positions: int, exact: ModelForward | None = None) -> None: ...
-
-    def log_features(self) -> None:
-        """
-        From now on, forwards in both precisions log the features that the decoder taps.
-        """
 
     def set_draft_context(self, positions: int | None) -> None:
         """
@@ -648,7 +650,7 @@ class HeadForward(DecoderForward):
     Forwards a trained draft head, which reads features of the model `above`. It verifies no
     drafts, so a proposal must be empty.
 
-    `boundaries` are the layer boundaries that make a feature; the model may tap others too.
+    `boundaries` are the layer boundaries that make a feature. The model logs them from now on.
     `ids` are the target's ids of the head's tokens, ascending; empty if they are the same. A
     head with its own ids reads its whole output head.
     """

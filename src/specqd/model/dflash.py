@@ -15,7 +15,15 @@ from specqd.formats.fp4 import DraftFormat
 from specqd.formats.safetensors import TensorDirectory
 from specqd.model.decoder_spec import decoder_spec
 from specqd.model.dry_run import tensors_read
-from specqd.model.heads import MAX_ROWS, TOKEN_MAPS, HeadFiles, read_ids, shape_of, width_of, wrong
+from specqd.model.heads import (
+    MAX_ROWS,
+    TOKEN_MAPS,
+    HeadFiles,
+    read_ids,
+    shape_of,
+    width_of,
+    wrong,
+)
 from specqd.model.layers import LayerReader
 from specqd.model.loader import Bits, Loader, Progress
 from specqd.model.model import Model, Precision
@@ -174,26 +182,8 @@ class BlockHead(_native.BlockForward):
     def __init__(
         self, files: BlockFiles, decoder: _native.Decoder, above: Model, precision: Precision
     ) -> None:
-        """Makes the model above log the features that this drafter reads, as for heads."""
-        self.files = files
-        self.precision = precision
-        self.machine = above.machine
-        self.decoder = decoder
-        self.cache = _native.KvCache(decoder, above.cache.total_pages)
-        taps, is_draft, config = list(files.taps), precision is Precision.FP4, files.config
-        super().__init__(
-            decoder, self.cache, is_draft, above, taps, list(files.ids), config.block, config.mask
-        )
-        above.decoder.tap(sorted({*above.decoder.tapped, *taps}))
-        above.log_features()
-
-    @property
-    def bytes_per_forward(self) -> int:
-        """Bytes of weights that a block reads, without those that make its context."""
-        return self.decoder.weight_bytes(self.precision is Precision.FP4)
-
-    def draft_for(self, target: Model) -> None:
-        """Drafts for `target`. Without ids of its own, the drafter reads the part of the output
-        head that the text suggests."""
-        self.decoder.draft_for(target.decoder)
-        self.read_partial_head()
+        """From now on, the model above logs the features that this drafter reads."""
+        self.files, self.decoder, self.precision = files, decoder, precision
+        self.cache, config = _native.KvCache(decoder, above.cache.total_pages), files.config
+        is_draft, taps, ids = precision is Precision.FP4, list(files.taps), list(files.ids)
+        super().__init__(decoder, self.cache, is_draft, above, taps, ids, config.block, config.mask)

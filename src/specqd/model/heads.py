@@ -288,24 +288,8 @@ class Head(_native.HeadForward):
     def __init__(
         self, files: HeadInputs, decoder: _native.Decoder, above: Model, precision: Precision
     ) -> None:
-        """Makes the model above log the features that this head reads, as for other heads."""
-        self.files = files
-        self.precision = precision
-        self.machine = above.machine
-        self.decoder = decoder
+        """From now on, the model above logs the features that this head reads."""
+        self.files, self.decoder, self.precision = files, decoder, precision
         self.cache = _native.KvCache(decoder, above.cache.total_pages)
-        taps, is_draft = list(files.taps), precision is Precision.FP4
-        super().__init__(decoder, self.cache, is_draft, above, taps, list(files.ids))
-        above.decoder.tap(sorted({*above.decoder.tapped, *taps}))
-        above.log_features()
-
-    @property
-    def bytes_per_forward(self) -> int:
-        """Bytes of weights that a forward of one row with features reads."""
-        return self.decoder.weight_bytes(self.precision is Precision.FP4)
-
-    def draft_for(self, target: Model) -> None:
-        """Drafts for `target`. Without ids of its own, the head reads the part of the output head
-        that the text suggests."""
-        self.decoder.draft_for(target.decoder)
-        self.read_partial_head()
+        is_draft, taps, ids = precision is Precision.FP4, list(files.taps), list(files.ids)
+        super().__init__(decoder, self.cache, is_draft, above, taps, ids)

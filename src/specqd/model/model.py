@@ -178,11 +178,6 @@ class Model(_native.ModelForward):
         return self.cache.total_pages * _native.PAGE_POSITIONS
 
     @property
-    def bytes_per_forward(self) -> int:
-        """Bytes of weights that a forward of one row reads. More rows may use more experts."""
-        return self.decoder.weight_bytes(self.precision is Precision.FP4)
-
-    @property
     def bf16_bytes_per_forward(self) -> int:
         """Bytes of weights that a BF16 implementation would read for one row."""
         return round(
@@ -317,12 +312,6 @@ class Model(_native.ModelForward):
             self.decoder.tap(before)
             self.cache.release(slot)
         return np.concatenate(parts)
-
-    def draft_for(self, target: "Model") -> None:
-        """Drafts for `target` from now on, from the part of the output head that its text
-        suggests."""
-        self.decoder.draft_for(target.decoder)
-        self.read_partial_head()
 
     def rely_on(self, draft: "Model") -> None:
         """Makes `check_tokens` refuse requests after the draft's files have changed, too."""
