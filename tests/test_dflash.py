@@ -7,6 +7,7 @@ import pytest
 
 from specqd import _native
 from specqd._native import BlockDrafter, DraftRequest, Rows, available_isas
+from specqd.errors import MachineError
 from specqd.model.dflash import BlockHead
 from specqd.model.model import Machine, Model, Precision
 from support.dflash_cases import (
@@ -239,3 +240,17 @@ def test_a_decoder_without_a_context_is_no_drafter(case: Case) -> None:
         _native.BlockForward(model.decoder, cache, False, model, [], [], 8, 1)
     with pytest.raises(ValueError, match="2 rows"):
         _native.BlockForward(case.head.decoder, cache, False, model, [1, 3], [], 1, 1)
+
+
+def test_the_cache_of_a_drafter_leaves_the_models_cache_its_memory(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, page = case.model.cache, case.head.cache.page_bytes
+    promised = cache.total_pages * cache.page_bytes
+    for pages in (20, cache.total_pages + 5):
+        monkeypatch.setattr(_native, "usable_memory", lambda n=pages: promised + 2 * n * page)
+        head = BlockHead(case.head.files, case.head.decoder, case.model, Precision.FP4)
+        assert head.cache.total_pages == min(pages, cache.total_pages)
+    monkeypatch.setattr(_native, "usable_memory", lambda: promised + 2 * 15 * page)
+    with pytest.raises(MachineError, match=f"a text of {TARGET.context} positions"):
+        BlockHead(case.head.files, case.head.decoder, case.model, Precision.FP4)

@@ -19,6 +19,7 @@ from specqd.model.heads import (
     MAX_ROWS,
     TOKEN_MAPS,
     HeadFiles,
+    cache_below,
     read_ids,
     shape_of,
     width_of,
@@ -184,6 +185,6 @@ class BlockHead(_native.BlockForward):
     ) -> None:
         """From now on, the model above logs the features that this drafter reads."""
         self.files, self.decoder, self.precision = files, decoder, precision
-        self.cache, config = _native.KvCache(decoder, above.cache.total_pages), files.config
+        self.cache, config = cache_below(above, decoder), files.config
         is_draft, taps, ids = precision is Precision.FP4, list(files.taps), list(files.ids)
         super().__init__(decoder, self.cache, is_draft, above, taps, ids, config.block, config.mask)

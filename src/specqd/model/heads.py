@@ -14,7 +14,7 @@ from specqd import _native
 from specqd.config import DecoderConfig
 from specqd.config.heads import HeadConfig, read_head_config
 from specqd.config.tensor_names import TensorNames
-from specqd.errors import ConfigError, TensorError, shown
+from specqd.errors import ConfigError, MachineError, TensorError, shown
 from specqd.formats.fp4 import DraftFormat
 from specqd.formats.safetensors import WEIGHTS, TensorDirectory
 from specqd.model.decoder_spec import decoder_spec
@@ -22,7 +22,7 @@ from specqd.model.dry_run import tensors_read
 from specqd.model.importance import LayerInputs, MeasuredInputs
 from specqd.model.layers import LayerReader
 from specqd.model.loader import Bits, Loader, Progress
-from specqd.model.model import Model, Precision
+from specqd.model.model import Model, Precision, affordable_pages
 
 MAX_ROWS = 128  # of one forward; longer prompts take several
 _LAYERS = ("midlayer.", "layers.0.")  # SpecForge's and AngelSlim's; NVIDIA's and speculators'
@@ -290,6 +290,23 @@ class Head(_native.HeadForward):
     ) -> None:
         """From now on, the model above logs the features that this head reads."""
         self.files, self.decoder, self.precision = files, decoder, precision
-        self.cache = _native.KvCache(decoder, above.cache.total_pages)
+        self.cache = cache_below(above, decoder)
         is_draft, taps, ids = precision is Precision.FP4, list(files.taps), list(files.ids)
         super().__init__(decoder, self.cache, is_draft, above, taps, ids)
+
+
+def cache_below(above: Model, decoder: _native.Decoder) -> _native.KvCache:
+    """A head's cache for the positions of the model above, within the memory that is left once that
+    model has filled its own. Raises MachineError if not even one text would fit."""
+    cache, page = above.cache, _native.PAGE_POSITIONS
+    promised = cache.total_pages * cache.page_bytes
+    pages = affordable_pages(decoder, cache.total_pages, promised)
+    needed = min(cache.total_pages, -(-above.max_positions // page))
+    if pages < needed:
+        gigabytes = needed * _native.KvCache(decoder, 1).page_bytes / 1e9
+        raise MachineError(
+            f"the keys and values of a draft head need {gigabytes:.1f} GB for a text of "
+            f"{above.max_positions} positions, which are more than half of the memory that the "
+            "model's cache leaves; lower context or cache_positions, or draft without the head"
+        )
+    return _native.KvCache(decoder, pages)

@@ -371,8 +371,16 @@ def _cache_pages(
         wanted = -(-cache_positions // page)
     if cache_positions is not None and not promised:
         return wanted
+    return affordable_pages(decoder, wanted, promised, cache_bytes)
+
+
+def affordable_pages(
+    decoder: _native.Decoder, wanted: int, promised_bytes: int, cache_bytes: int | None = None
+) -> int:
+    """The number of pages that a cache gets: at most those in half of the memory that is left once
+    others take theirs, and in `cache_bytes`, but at least one."""
     available = _native.usable_memory()
     limits = [] if cache_bytes is None else [cache_bytes]
-    limits += [(available - promised) // 2] if available >= 0 else []
+    limits += [(available - promised_bytes) // 2] if available >= 0 else []
     page_bytes = _native.KvCache(decoder, 1).page_bytes
     return max(1, min([wanted, *(limit // page_bytes for limit in limits)]))
