@@ -10,7 +10,7 @@ AREAS = {
         "calibration channels chat_template continuing given_template reasoning stops "
         "template_process text_parts tokenizer*"
     ),
-    "hub": "cached_models disk_faults hub* small_*",
+    "hub": "cached_models disk_faults head_fetching hub* small_*",
     "model": (
         "calibration context decoder dflash* exactness experts find_wrong_bit fp4 gemma4 "
         "gguf_recurrent goldens head* kv_* latent mtp* native_structs pack* partial_head "

@@ -45,9 +45,9 @@ def draft_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "it), none, or a chain, "
         "outermost first, one option per level: fp4 (the model's own weights in 4 bits), mxfp4 "
         "(the same in MXFP4), MODEL[:bf16|:fp4|:mxfp4], head:DIR[:bf16|:fp4] (a trained EAGLE-3 "
-        "head or DFlash drafter), mtp[:bf16|:fp4] (the model's own MTP layer), ngram[:FILE]; A|B "
-        "for two side by side; :k=N at the end fixes the draft length. Changes the speed, never "
-        "the text.",
+        "head or DFlash drafter; a directory or owner/name), mtp[:bf16|:fp4] (the model's own MTP "
+        "layer), ngram[:FILE]; A|B for two side by side; :k=N at the end fixes the draft length. "
+        "Changes the speed, never the text.",
     )
     small = option(
         "--small",

@@ -25,6 +25,7 @@ _ARCHITECTURES = {  # refused, by the beginning of the name, and why
     "Domino": "it is a Domino drafter",
     "Laguna": "it has gated attention (Laguna)",
 }
+_MASK = "mask_token_id"
 _TARGET_IDS, _BOUNDARIES = "target_layer_ids", "aux_hidden_state_layer_ids"
 
 
@@ -53,7 +54,7 @@ def read_block_config(directory: Path, target: DecoderConfig) -> BlockConfig:
     inner = "transformer_layer_config"
     layer = fields.part(inner) if fields.object(inner) is not None else fields
     layers = _read_layers(layer, fields, own, target)
-    mask = _holder(fields, own, "mask_token_id")
+    mask = _holder(fields, own, _MASK)
     return BlockConfig(
         path=directory,
         taps=_read_taps(fields, own, target.num_layers, layers.num_layers),
@@ -61,6 +62,12 @@ def read_block_config(directory: Path, target: DecoderConfig) -> BlockConfig:
         mask=_read_mask(mask, target.vocab_size),
         layers=layers,
     )
+
+
+def states_mask(directory: Path) -> bool:
+    """Whether `config.json` names a mask, as those of block drafters do. Raises ConfigError."""
+    fields = Fields.read(directory / "config.json")
+    return any(each.get(_MASK) is not None for each in (fields, fields.part("dflash_config")))
 
 
 def _holder(fields: Fields, own: Fields, name: str) -> Fields:
@@ -88,10 +95,10 @@ def _refuse_others(fields: Fields, own: Fields, directory: Path) -> None:
 
 
 def _read_mask(holder: Fields, vocabulary: int) -> int:
-    mask = holder.integer("mask_token_id", least=0)
+    mask = holder.integer(_MASK, least=0)
     if mask >= vocabulary:
         raise holder.error(
-            "mask_token_id",
+            _MASK,
             f"is {mask}, and the model's embedding has {vocabulary} rows; the drafter belongs to "
             "another model",
         )

@@ -71,17 +71,26 @@ _DESCRIPTION = [
     "chat_template.json",
     "chat_template.jinja",
     "additional_chat_templates/*.jinja",
+    "mask_embedding.pt",  # drafters that have it are refused
     INDEX,
 ]
 
+Check = Callable[[Path], object]  # raises for a directory whose config.json is not supported
 
-def resolve(path_or_repo: str | Path, *, announce: Callable[[int], None] | None = None) -> Path:
+
+def resolve(
+    path_or_repo: str | Path,
+    *,
+    announce: Callable[[int], None] | None = None,
+    check: Check = read_config,
+) -> Path:
     """The local directory or GGUF file of a model. Fetches `owner/name[@revision][:FILE]` and the
     repositories of short names, except files that are in the Hugging Face cache.
 
     announce: called with the bytes of the weights before they are downloaded, if any are missing.
+    check: reads config.json before the weights are downloaded.
 
-    Raises HubError.
+    Raises HubError, and what `check` raises.
     """
     try:
         path = Path(path_or_repo).expanduser()
@@ -98,7 +107,7 @@ def resolve(path_or_repo: str | Path, *, announce: Callable[[int], None] | None 
         raise HubError(f"{path}: is a file; name the model's directory or a .gguf file instead")
     if path_or_repo == SHIPPED:
         return shipped_model()
-    return _fetch(*_asked_for(str(path_or_repo)), announce=announce)
+    return _fetch(*_asked_for(str(path_or_repo)), announce=announce, check=check)
 
 
 def cached(name: str) -> Path | None:
@@ -226,6 +235,7 @@ def _fetch(
     *,
     is_offline: bool = False,
     announce: Callable[[int], None] | None = None,
+    check: Check = read_config,
 ) -> Path:
     """Fetches and checks the description first, so an unsupported model costs no large download."""
     asked = name if revision is None else f"{name}@{revision}"
@@ -235,7 +245,7 @@ def _fetch(
     if file is not None:
         return _fetch_gguf(repo, path, repo.files(path), file)
     if (path / "config.json").is_file():
-        read_config(path)
+        check(path)
         if not _fetch_weights(repo, path):
             return path
     names = repo.files(path)

@@ -12,9 +12,15 @@ from specqd.config import read_config
 from specqd.engine.roles import Drafter
 from specqd.errors import HubError, LoadedFormatError, RequestError, TokenizerError
 from specqd.formats.fp4 import DraftFormat
-from specqd.hub import model_name, real_path, resolve
+from specqd.hub import Check, model_name, real_path, resolve
 from specqd.llm.draft_words import KNOWN, DraftSpec, members_of, refused
-from specqd.model.dflash import BlockFiles, BlockHead, load_block_drafter, open_head
+from specqd.model.dflash import (
+    BlockFiles,
+    BlockHead,
+    load_block_drafter,
+    open_head,
+    read_head_description,
+)
 from specqd.model.heads import Head, HeadFiles, load_head
 from specqd.model.loader import Progress
 from specqd.model.model import Model, Precision
@@ -96,8 +102,9 @@ class Drafts:
         if spec.kind == "mtp":
             MtpFiles.open(above, read_config(above))
             return
-        directory = _resolve(spec)
-        open_head(directory, read_config(above))
+        target = read_config(above)
+        directory = _resolve(spec, lambda path: read_head_description(path, target))
+        open_head(directory, target)
         self._directories[spec.source] = directory
 
     def overall(self, specs: Sequence[DraftSpec], progress: Progress | None) -> Progress | None:
@@ -124,7 +131,7 @@ class Drafts:
 
     def _find(self, spec: DraftSpec) -> Path:
         if spec.source not in self._directories:
-            directory = _resolve(spec)
+            directory = _resolve(spec, read_config)
             read_config(directory)
             _check_vocabulary(spec, self._tokenizer, Tokenizer.open(directory))
             self._directories[spec.source] = directory
@@ -199,7 +206,7 @@ class Drafts:
             name = "mtp" if model == self._target[0] else f"{model_name(model)}:mtp"
         else:
             directory = self._directories[spec.source]
-            files, name = open_head(directory, above.config), f"head:{directory.name}"
+            files, name = open_head(directory, above.config), f"head:{model_name(directory)}"
         key = directory, spec.format or DraftFormat.FP4, above.decoder
         if key not in self._heads:
             self._heads[key] = _load_head(files, above, spec, building.progress)
@@ -284,9 +291,9 @@ def _load_head(
     return load_head(files, above, spec.format, progress)
 
 
-def _resolve(spec: DraftSpec) -> Path:
+def _resolve(spec: DraftSpec, check: Check) -> Path:
     try:
-        return real_path(resolve(spec.source))
+        return real_path(resolve(spec.source, check=check))
     except HubError as error:
         raise HubError(f"{error}; known drafts: {KNOWN}", "draft", spec.word) from error
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from specqd import _native
 from specqd.config import DecoderConfig
-from specqd.config.dflash import BlockConfig, read_block_config
+from specqd.config.dflash import BlockConfig, read_block_config, states_mask
+from specqd.config.heads import HeadConfig, read_head_config
 from specqd.config.tensor_names import TensorNames
 from specqd.errors import ConfigError, TensorError, shown
 from specqd.formats.fp4 import DraftFormat
@@ -54,6 +55,16 @@ def open_head(directory: Path, target: DecoderConfig) -> "HeadFiles | BlockFiles
     if is_block_drafter(directory):
         return BlockFiles.open(directory, target)
     return HeadFiles.open(directory, target)
+
+
+def read_head_description(directory: Path, target: DecoderConfig) -> BlockConfig | HeadConfig:
+    """What config.json of a head says, without its tensors. Only block drafters have masks.
+
+    Raises ConfigError.
+    """
+    if states_mask(directory):
+        return read_block_config(directory, target)
+    return read_head_config(directory, target)
 
 
 @dataclass(frozen=True, slots=True)
