@@ -1,7 +1,7 @@
 """`specqd bench head`: guesses are counted by place along the target's own text."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from specqd import LLM, SamplingParams
-from specqd._native import DraftRequest, Proposal
-from specqd.bench.heads import head_acceptance, head_level, level_of, readings
+from specqd._native import DraftRequest, Proposal, Rows
+from specqd.bench.agreement import new_sequence
+from specqd.bench.heads import head_acceptance, head_level
+from specqd.bench.readings import NextTokenBlocks, level_of, other_levels, readings
 from specqd.cli import main
 from specqd.errors import RequestError
 from support.random_dflash import BlockShape, make_drafter
@@ -138,7 +140,10 @@ def test_a_drafter_of_blocks_is_measured_in_other_readings(model: Path, tmp_path
     level = head_level(llm.engine)
     others = dict(readings(level.model, SHAPE.layers))
     thetas = {"rope theta 500000", "rope theta 1e+06"}
-    assert {*others} == {"layer ids -1", "layer ids +1", "is_causal false", *thetas}
+    causal = {"is_causal false", "causal in all layers"}
+    assert {*others} == {"layer ids -1", "layer ids +1", *causal, *thetas}
+    assert others["is_causal false"].layers.causal == (False, False)
+    assert others["causal in all layers"].layers.causal == (True, True)
     params = SamplingParams(max_tokens=6, temperature=0.0).resolved(llm.defaults)
     stated = head_acceptance(llm, level, [[5, 6, 7]], params, quiet)
     assert stated.judged[0] == 5
@@ -146,6 +151,24 @@ def test_a_drafter_of_blocks_is_measured_in_other_readings(model: Path, tmp_path
     for name, files in others.items():
         level = level_of(files, level.model, llm.model, 5)
         assert head_acceptance(llm, level, [[5, 6, 7]], params, quiet, name).reading == name
+
+
+def test_rows_that_predict_the_next_token_are_one_row_earlier(model: Path, tmp_path: Path) -> None:
+    drafter = make_drafter(tmp_path, SHAPE, BlockShape(taps=(1, 3), block=6), seed=3)
+    llm = LLM(model, f"head:{drafter}:k=5")
+    level, target = head_level(llm.engine), llm.model
+    shifted = dict(other_levels(level, target))["rows predict the next token"]
+    assert isinstance(shifted, NextTokenBlocks)
+    params = SamplingParams(max_tokens=1, temperature=0.0).resolved(llm.defaults)
+    sequence = new_sequence([5, 6, 7], params, 0, llm.engine.eos_token_ids)
+    target.forward([Rows(target.context(sequence), 0, [5, 6], 0)])
+    [proposal] = level.propose([DraftRequest(sequence, 5)])
+    [other] = shifted.propose([DraftRequest(sequence, 5)])
+    assert other.tokens[1:] == proposal.tokens[:4]
+    assert sequence.tokens[:] == [5, 6, 7]
+    assert shifted.stats.forwards == 1
+    found = head_acceptance(llm, shifted, [[5, 6, 7]], replace(params, max_tokens=6), quiet)
+    assert found.judged[0] == 5
 
 
 @pytest.mark.parametrize("draft", ["none", "fp4", "ngram", "auto"])

@@ -6,26 +6,23 @@ or not the one before was accepted. Knows tokens, but no text.
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from specqd._native import BlockDrafter, DraftRequest, Level, NoDraft, Rows, Sequence
+from specqd._native import BlockDrafter, DraftRequest, Level, Rows, Sequence
 from specqd.bench.agreement import new_sequence
+from specqd.bench.readings import HeadLevel
 from specqd.engine.engine import Engine
 from specqd.errors import RequestError
 from specqd.llm import LLM
-from specqd.model.dflash import BlockFiles, BlockHead, load_block_drafter
-from specqd.model.heads import Head, HeadFiles, load_head
+from specqd.model.dflash import BlockHead
+from specqd.model.heads import Head
 from specqd.model.model import Model
-from specqd.model.mtp import MtpFiles, load_mtp
 from specqd.sampling import SamplingParams
 
 Clock = Callable[[], float]
 Progress = Callable[[int, int], None]  # prompts judged so far, and all prompts
-Files = HeadFiles | BlockFiles | MtpFiles
-HeadLevel = Level | BlockDrafter
-_OTHER_THETAS = (1e4, 5e5, 1e6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +65,7 @@ class HeadAcceptance:
         }
 
 
-def head_level(engine: Engine) -> HeadLevel:
+def head_level(engine: Engine) -> Level | BlockDrafter:
     """The level of a head that drafts for the target alone; RequestError for other chains."""
     level = engine.level.drafter
     if not isinstance(level, Level | BlockDrafter) or not isinstance(level.model, Head | BlockHead):
@@ -167,69 +164,3 @@ class _Run:
             pairs = zip(proposed, truth, strict=False)
             accepted = next((i for i, (a, b) in enumerate(pairs) if a != b), len(truth))
             yield _Judged(len(truth), accepted)
-
-
-def readings(head: Head | BlockHead, layers: int) -> Iterator[tuple[str, Files]]:
-    """Yields other interpretations of a head's configuration, on which makers disagree: what
-    differs, and the files. A wrong interpretation shows only in worse drafts."""
-    files = head.files
-    if isinstance(files, MtpFiles):
-        for name in ("reads_normed", "recycles_normed", "hidden_first", "blanks_first"):
-            flag = not getattr(files.mtp, name)
-            yield (
-                f"mtp_{name} {_word(flag)}",
-                replace(files, mtp=replace(files.mtp, **{name: flag})),
-            )
-        return
-    if isinstance(files, BlockFiles):
-        yield from _block_readings(files, layers)
-        return
-    assert isinstance(files, HeadFiles)
-    config = files.config
-    for name, taps in _moved(config.taps, layers):
-        yield name, replace(files, config=replace(config, taps=taps))
-    for theta in _OTHER_THETAS:
-        if theta != config.rope.theta:
-            rope = replace(config.rope, theta=theta)
-            yield f"rope theta {theta:g}", replace(files, config=replace(config, rope=rope))
-    other = replace(config, recycles_normed=not config.recycles_normed)
-    yield "norm_output " + _word(other.recycles_normed), replace(files, config=other)
-    other = replace(config, keeps_normed=not config.keeps_normed)
-    yield "norm_before_residual " + _word(other.keeps_normed), replace(files, config=other)
-
-
-def _moved(taps: tuple[int, ...], layers: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Boundaries one layer before and after, where there are such layers."""
-    for step in (-1, 1):
-        if min(taps) + step >= 0 and max(taps) + step <= layers:
-            yield f"layer ids {step:+d}", tuple(tap + step for tap in taps)
-
-
-def _block_readings(files: BlockFiles, layers: int) -> Iterator[tuple[str, Files]]:
-    own = files.layers
-    for name, taps in _moved(files.taps, layers):
-        yield name, replace(files, config=replace(files.config, taps=taps))
-    for theta in _OTHER_THETAS:
-        if any(rope is not None and rope.theta != theta for rope in own.ropes):
-            ropes = tuple(rope and replace(rope, theta=theta) for rope in own.ropes)
-            yield f"rope theta {theta:g}", replace(files, layers=replace(own, ropes=ropes))
-    if any(own.windows):
-        causal = tuple(not c and w > 0 for c, w in zip(own.causal, own.windows, strict=True))
-        name = f"is_causal {_word(any(causal))}"
-        yield name, replace(files, layers=replace(own, causal=causal))
-
-
-def _word(flag: bool) -> str:
-    return str(flag).lower()
-
-
-def level_of(files: Files, head: Head | BlockHead, target: Model, length: int) -> HeadLevel:
-    """Makes a level of the same head from these files."""
-    if isinstance(files, BlockFiles):
-        blocks = BlockHead(files, load_block_drafter(files, target), target, head.precision)
-        blocks.draft_for(target)
-        return BlockDrafter(blocks, length=length, name="head")
-    decoder = load_mtp(files, target) if isinstance(files, MtpFiles) else load_head(files, target)
-    other = Head(files, decoder, target, head.precision)
-    other.draft_for(target)
-    return Level(other, NoDraft(), length=length)

@@ -108,16 +108,12 @@ def _measured(
     from dataclasses import replace
 
     from specqd.bench import heads
+    from specqd.bench.readings import HeadLevel, other_levels
 
     level = heads.head_level(llm.engine)
-    assert level.length is not None
-    levels = {"as stated": level}
+    levels: dict[str, HeadLevel] = {"as stated": level}
     if probe:
-        others = heads.readings(level.model, llm.model.config.num_layers)
-        made = (
-            (name, heads.level_of(f, level.model, llm.model, level.length)) for name, f in others
-        )
-        levels |= dict(made)
+        levels |= dict(other_levels(level, llm.model))
     for temperature in temperatures:
         params = replace(common, temperature=temperature).resolved(llm.defaults)
         for reading, each in levels.items():
