@@ -162,6 +162,19 @@ def test_a_drafter_that_is_right_is_accepted(directory: Path, temperature: float
     assert 0 < report.accepted_at[6] <= report.accepted_at[0]
 
 
+def test_flat_predictions_are_sampled_with_less_noise(directory: Path, tmp_path: Path) -> None:
+    """With the noise of its positions, a drafter that predicts the right tokens without certainty
+    would propose almost random ones."""
+    make_repeating_drafter(tmp_path / "flat", directory / "target", TARGET, certainty=0.1)
+    params = Sampling(temperature=0.8, seed=3, max_tokens=200, ignore_eos=True)
+    shares = []
+    for drafter in (directory / "repeating", tmp_path / "flat"):
+        llm = LLM(directory / "target", f"head:{drafter}:k=7", threads=1)
+        report = llm.generate([[5, 6, 7]], params)[0].stats.levels[0]
+        shares.append(report.accepted / report.drafted)
+    assert shares[1] > 0.5 * shares[0]
+
+
 # --- What pays ------------------------------------------------------------------------------------
 
 

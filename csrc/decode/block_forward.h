@@ -46,6 +46,8 @@ class BlockForward : public FeatureForward {
   Readiness readiness(const Sequence& sequence) const;
   // A block of `count` rows after the context of a sequence; all but the first get logits.
   Rows block_rows(const std::shared_ptr<Sequence>& sequence, int64_t count);
+  // From now on, samples tokens with this share of the noise of their positions; 0: the likeliest.
+  void sample_with(float share) { noise_share_ = share; }
   // Absorbs pending features, and computes blocks; without tokens, it only absorbs. Throws
   // CacheFull and TooManyRows.
   void forward(std::span<const Rows> batch) override;
@@ -53,6 +55,10 @@ class BlockForward : public FeatureForward {
 
  protected:
   std::span<const float> own_logits(int64_t row) override { return decoder_->logits(row); }
+  // The argmax of logits / T + share * noise is that of logits / (share * T) + noise.
+  float temperature(const SamplerParams& params) const override {
+    return noise_share_ * params.temperature;
+  }
 
  private:
   // The context of one sequence: entries for positions [first, length), at [0, length - first) of
@@ -72,6 +78,7 @@ class BlockForward : public FeatureForward {
 
   int64_t block_;
   int32_t mask_;
+  float noise_share_ = 1.0f;
   StateTable<State> states_;
   std::vector<uint16_t> inputs_;  // of the absorption in progress
 };

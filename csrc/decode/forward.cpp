@@ -57,7 +57,9 @@ ScoredTokens DecoderForward::verify(int64_t row, std::span<const int32_t> propos
     throw std::invalid_argument("masks must be [proposal + 1, vocabulary / 32]");
   const size_t before = history.empty() ? 0 : history.size() - proposal.size();
   const auto position = std::ssize(sequence->tokens);
-  Sampler& sampler = *sequence->sampler;
+  SamplerScratch& scratch = sequence->sampler->scratch;
+  SamplerParams params = sequence->sampler->params;
+  params.temperature = temperature(params);
   ScoredTokens verified;
   run_concurrently([&] {
     const FlushSubnormals flush;
@@ -66,8 +68,8 @@ ScoredTokens DecoderForward::verify(int64_t row, std::span<const int32_t> propos
       const auto known = std::span(history).first(history.empty() ? 0 : before + i);
       const uint32_t* mask = masks.width > 0 ? masks.words.data() + at * masks.width : nullptr;
       const SampledToken sampled =
-          sample_token(decoder_->kernels(), sampler.params, logits(row + at), position + at, known,
-                       sequence->prompt_length, mask, sampler.scratch);
+          sample_token(decoder_->kernels(), params, logits(row + at), position + at, known,
+                       sequence->prompt_length, mask, scratch);
       if (sampled.token < 0) break;
       verified.tokens.push_back(sampled.token);
       verified.probabilities.push_back(sampled.probability);

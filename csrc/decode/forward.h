@@ -95,6 +95,8 @@ class DecoderForward : public LevelModel {
                  Precision precision)
       : decoder_(std::move(decoder)), cache_(std::move(cache)), precision_(precision) {}
 
+  // The temperature at which tokens are sampled.
+  virtual float temperature(const SamplerParams& params) const { return params.temperature; }
   // Runs work during which other threads of the caller may run, because it uses none of their
   // objects.
   virtual void run_concurrently(const std::function<void()>& work) { work(); }

@@ -1,7 +1,6 @@
 #include "draft/block_drafter.h"
 
 #include <algorithm>
-#include <bit>
 #include <utility>
 
 #include "draft/joint_cut.h"
@@ -11,8 +10,7 @@ namespace specqd {
 namespace {
 
 constexpr std::array<int64_t, 3> kRows{4, 8, 12};  // of a block, or as many as it can have
-constexpr double kPrior = 0.85;  // of a later token, before anything was seen: as of a level's
-constexpr double kOwnPrior = 0.5;
+constexpr int64_t kComparedBlocks = 4;  // one of so many is sampled with all shares of the noise
 
 // Takes a sequence's guesses back when it goes out of scope.
 class Guesses {
@@ -33,35 +31,6 @@ class Guesses {
 };
 
 }  // namespace
-
-// --- Acceptance by place -------------------------------------------------------------------------
-
-PlaceAcceptance::PlaceAcceptance() {
-  later_.fill(Calibration(kPrior, {}, false));
-  own_.fill(Calibration(kOwnPrior));
-}
-
-size_t PlaceAcceptance::group_of(size_t place) {
-  return std::min<size_t>(static_cast<size_t>(std::bit_width(place + 1)) - 1, kGroups - 1);
-}
-
-double PlaceAcceptance::expected(size_t place, double confidence) const {
-  const size_t group = group_of(place);
-  return group == 0 ? first_.probability(confidence) : later_[group].probability(0.0);
-}
-
-double PlaceAcceptance::probability(size_t place, double stated) const {
-  return own_[group_of(place)].probability(stated);
-}
-
-void PlaceAcceptance::observe(size_t place, double confidence, double stated, bool is_accepted) {
-  const size_t group = group_of(place);
-  own_[group].observe(stated, is_accepted);
-  if (group == 0)
-    first_.observe(confidence, is_accepted);
-  else
-    later_[group].observe(0.0, is_accepted);
-}
 
 // --- What to draft -------------------------------------------------------------------------------
 
@@ -152,15 +121,19 @@ Proposal BlockDrafter::rest_of(const Block& block, const DraftRequest& request,
   const auto& tokens = request.sequence->tokens;
   const size_t begun = tokens.size() - block.after;
   const auto guesses = tokens.begin() + static_cast<std::ptrdiff_t>(block.after);
-  if (begun >= block.tokens.size() || !std::equal(guesses, tokens.end(), block.tokens.begin()))
+  if (begun >= block.drawn.size() ||
+      !std::equal(guesses, tokens.end(), block.drawn.begin(),
+                  [](int32_t guess, const Drawn& drawn) { return guess == drawn.token(); }))
     return {};
-  const auto from = static_cast<std::ptrdiff_t>(begun);
-  Proposal rest{{block.tokens.begin() + from, block.tokens.end()},
-                {block.stated.begin() + from, block.stated.end()}};
-  rest.cut(static_cast<size_t>(longest(request)));
+  Proposal rest;
   std::vector<double> chances;
-  for (size_t i = 0; i < rest.tokens.size(); ++i)
-    chances.push_back(acceptance_.probability(begun + i, rest.confidences[i]));
+  const size_t end = std::min(block.drawn.size(), begun + static_cast<size_t>(longest(request)));
+  for (size_t place = begun; place < end; ++place) {
+    const Drawn& drawn = block.drawn[place];
+    rest.tokens.push_back(drawn.token());
+    rest.confidences.push_back(drawn.stated);
+    chances.push_back(acceptance_.probability(place, drawn.share, drawn.stated));
+  }
   value = cut_jointly(request, chances, keeps_all(request), rest);
   return rest;
 }
@@ -174,10 +147,14 @@ void BlockDrafter::learn(const Sequence& sequence, size_t verified) {
   const bool is_continued = sequence.tokens.size() >= block.after && verified >= block.after &&
                             sequence.tokens[block.after - 1] == block.newest;
   if (is_continued && verified == block.after) return;
-  for (size_t i = 0; is_continued && i < block.tokens.size() && block.after + i < verified; ++i) {
-    const bool is_accepted = sequence.tokens[block.after + i] == block.tokens[i];
-    acceptance_.observe(i, block.confidence, block.stated[i], is_accepted);
-    if (!is_accepted) break;
+  for (size_t i = 0; is_continued && i < block.drawn.size() && block.after + i < verified; ++i) {
+    const Drawn& drawn = block.drawn[i];
+    const int32_t token = sequence.tokens[block.after + i];
+    NoiseChoice::Outcome is_right;
+    std::ranges::transform(drawn.tokens, is_right.begin(), [&](int32_t t) { return t == token; });
+    if (block.is_compared) noise_.observe(i, is_right);
+    acceptance_.observe(i, block.confidence, drawn.share, drawn.stated, is_right[drawn.share]);
+    if (!is_right[drawn.share]) break;
   }
   blocks_.erase(found);
 }
@@ -294,20 +271,38 @@ void BlockDrafter::make(std::span<const DraftRequest> requests, std::span<Plan> 
     probes_.charge(sampled - begun);
 }
 
-// Samples the tokens of a block from rows of logits, with the noise of their positions.
+// Samples the tokens of a block from rows of logits.
 BlockDrafter::Block BlockDrafter::sample(const DraftRequest& request, int64_t row, int64_t count) {
   Sequence& sequence = *request.sequence;
-  Block block{sequence.tokens.size(), sequence.tokens.back(), request.confidence, {}, {}};
+  const bool compares = sequence.is_sampled && sampled_blocks_++ % kComparedBlocks == 0;
+  Block block{sequence.tokens.size(), sequence.tokens.back(), request.confidence, compares};
   Guesses guesses(sequence);
   for (int64_t i = 0; i < count; ++i) {
-    const auto [tokens, probabilities] = model_.verify(row + i, {}, request.sequence);
-    if (tokens.empty()) break;  // no token is allowed
-    guesses.add(tokens);
-    block.tokens.push_back(tokens.front());
-    block.stated.push_back(probabilities.front());
-    if (sequence.is_stop(tokens.front())) break;
+    const std::optional<Drawn> drawn = draw(request, row + i, static_cast<size_t>(i), compares);
+    if (!drawn) break;  // no token is allowed
+    block.drawn.push_back(*drawn);
+    const int32_t token = drawn->token();
+    guesses.add({&token, 1});
+    if (sequence.is_stop(token)) break;
   }
   return block;
+}
+
+// Samples the token of a row with the share of its position's noise that was right most often.
+std::optional<BlockDrafter::Drawn> BlockDrafter::draw(const DraftRequest& request, int64_t row,
+                                                      size_t place, bool compares) {
+  const size_t best = request.sequence->is_sampled ? noise_.best(place) : 0;
+  Drawn drawn{{}, best, 0.0};
+  for (size_t share = 0; share < kNoiseShares.size(); ++share) {
+    if (share != best && !compares) continue;
+    model_.sample_with(kNoiseShares[share]);
+    const auto [tokens, probabilities] = model_.verify(row, {}, request.sequence);
+    if (tokens.empty()) return std::nullopt;
+    if (!compares) drawn.tokens.fill(tokens.front());
+    drawn.tokens[share] = tokens.front();
+    if (share == best) drawn.stated = probabilities.front();
+  }
+  return drawn;
 }
 
 }  // namespace specqd

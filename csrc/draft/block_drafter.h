@@ -13,33 +13,12 @@
 #include <vector>
 
 #include "decode/block_forward.h"
-#include "draft/acceptance.h"
 #include "draft/costs.h"
 #include "draft/drafter.h"
 #include "draft/level.h"
+#include "draft/places.h"
 
 namespace specqd {
-
-// Acceptance of a block's tokens by place: 1; 2 and 3; 4 to 7; 8 and later. A token counts only if
-// those before it were accepted.
-class PlaceAcceptance {
- public:
-  PlaceAcceptance();
-
-  // The chance before the block is made; the verifier stated `confidence` in the token before it.
-  double expected(size_t place, double confidence) const;
-  // The chance of a token that was sampled with the probability `stated`.
-  double probability(size_t place, double stated) const;
-  void observe(size_t place, double confidence, double stated, bool is_accepted);
-
- private:
-  static constexpr size_t kGroups = 4;
-  static size_t group_of(size_t place);
-
-  Calibration first_{0.85};                 // of the first token, by the confidence before it
-  std::array<Calibration, kGroups> later_;  // of later ones; group 0 is not used
-  std::array<Calibration, kGroups> own_;    // by the token's own probability
-};
 
 // Drafts blocks. `length` fixes the number of tokens of a proposal; without it, expected acceptance
 // and measured costs decide how many rows a block has, and then how many tokens are proposed.
@@ -62,13 +41,22 @@ class BlockDrafter : public Drafter {
   void measure() override;
 
  private:
+  // A token by each share of the noise, and which of them is proposed. If they are not compared,
+  // all are that one.
+  struct Drawn {
+    std::array<int32_t, kNoiseShares.size()> tokens;
+    size_t share;
+    double stated;
+
+    int32_t token() const { return tokens[share]; }
+  };
   // The last block of a sequence.
   struct Block {
     size_t after;       // number of tokens before it
     int32_t newest;     // the last of them
     double confidence;  // the verifier's in that token
-    std::vector<int32_t> tokens;
-    std::vector<double> stated;
+    bool is_compared;   // all shares of the noise were tried
+    std::vector<Drawn> drawn{};
   };
   // What is to be done for a request.
   struct Plan {
@@ -90,12 +78,15 @@ class BlockDrafter : public Drafter {
   void make(std::span<const DraftRequest> requests, std::span<Plan> plans,
             std::span<const size_t> chosen);
   Block sample(const DraftRequest& request, int64_t row, int64_t count);
+  std::optional<Drawn> draw(const DraftRequest& request, int64_t row, size_t place, bool compares);
 
   BlockForward& model_;
   std::optional<int64_t> length_;
   Clock clock_;
   BatchCosts costs_;  // of forwards, and of sampling from their logits
   PlaceAcceptance acceptance_;
+  NoiseChoice noise_;
+  int64_t sampled_blocks_ = 0;  // at a temperature above 0
   ProbeBudget probes_;
   bool is_measured_ = false;
   std::unordered_map<int64_t, Block> blocks_;  // by sequence

@@ -137,8 +137,11 @@ def _draw(rng: np.random.Generator, name: str, size: tuple[int, ...]) -> NDArray
     return noise * np.float32(gain / np.sqrt(size[-1]))
 
 
-def make_repeating_drafter(directory: Path, target: Path, shape: Shape) -> Path:
+def make_repeating_drafter(
+    directory: Path, target: Path, shape: Shape, certainty: float = 1.0
+) -> Path:
     """A drafter that predicts the newest token in each place, for a model with a tied embedding.
+    Its logits are multiplied by `certainty`.
 
     Keys are the negative of queries, so that no row attends to masks; features are zero, and so
     are the context's values. Each row then copies the newest token's embedding.
@@ -146,7 +149,7 @@ def make_repeating_drafter(directory: Path, target: Path, shape: Shape) -> Path:
     hidden = shape.hidden
     block = BlockShape(
         taps=(1,), layers=1, heads=1, kv_heads=1, head_dim=hidden, ffn=16, has_qk_norm=False,
-        rope_theta=1e30,
+        rope_theta=1e30, extra={"output_multiplier": certainty},
     )  # fmt: skip
     tensors = drafter_tensors(shape, block, 0)
     for name, bits in tensors.items():
