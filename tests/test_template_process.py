@@ -14,7 +14,8 @@ import pytest
 from specqd.errors import MachineError
 from specqd.text import template_process as module
 from specqd.text import template_worker as worker
-from specqd.text.template_process import TemplateLimitError, TemplateProcess, resident_bytes
+from specqd.text.template_process import TemplateLimitError, TemplateProcess, used_by
+from support import windows_like
 
 NOW = datetime(2026, 1, 2)
 SLOW = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
@@ -63,7 +64,7 @@ def be_interrupted(process: TemplateProcess) -> None:
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module._Reader, "read", interrupted)
+        patch.setattr(module._Watch, "result", interrupted)
         with pytest.raises(KeyboardInterrupt):
             render(process, "of another request")
 
@@ -84,14 +85,14 @@ def test_a_process_that_ends_while_it_renders_is_reported(
 ) -> None:
     render(process, "a")
     os.kill(child(process).pid, signal.SIGSTOP)  # so that it cannot answer first
-    read = module._Reader.read
+    result = module._Watch.result
 
-    def read_after_end(reader: Any, count: int) -> bytes:
+    def result_after_end(*arguments: Any) -> tuple[bytes, bytes]:
         child(process).kill()
-        return read(reader, count)
+        return result(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module._Reader, "read", read_after_end)
+        patch.setattr(module._Watch, "result", result_after_end)
         with pytest.raises(TemplateLimitError, match="its process ended with status -9"):
             render(process, "b")
     assert render(process, "c") == "c2026"
@@ -109,11 +110,23 @@ def test_the_process_ends_with_its_owner() -> None:
 def test_memory_is_watched_where_the_kernel_sets_no_limit(
     process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert resident_bytes(os.getpid()) > 1 << 20
-    monkeypatch.setattr(module.sys, "platform", "darwin")
+    assert used_by(os.getpid())[1] > 1 << 20
+    monkeypatch.setattr(worker, "BOUNDS_MEMORY", False)
     monkeypatch.setattr(worker, "MOST_BYTES", 1)  # in this process only
     with pytest.raises(TemplateLimitError, match="too much memory"):
         process.render(SLOW, {}, NOW, cpu_seconds=60.0)
+
+
+def test_time_is_watched_where_the_kernel_sets_no_limit(
+    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "BOUNDS_TIME", False)
+    monkeypatch.setattr(worker, "__file__", windows_like.__file__)
+    assert render(process, "a") == "a2026"
+    with pytest.raises(TemplateLimitError, match="takes too long"):
+        process.render(SLOW, {}, NOW, cpu_seconds=0.1)
+    assert child(process).returncode == -signal.SIGKILL  # it did not end by itself
+    assert render(process, "b") == "b2026"
 
 
 def test_the_error_for_a_python_that_cannot_be_started_names_it(

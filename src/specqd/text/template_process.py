@@ -5,16 +5,17 @@ Owns that process. Knows nothing of chats. A template comes with a model and is 
 
 import marshal
 import os
-import select
 import subprocess
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
 from datetime import datetime
 from functools import cache
-from typing import Any
+from typing import IO, Any
 
 from specqd.errors import MachineError
 from specqd.text import template_worker as worker
@@ -23,7 +24,7 @@ CPU_SECONDS = 2.0  # of processor time per rendering
 WALL_SECONDS = 60.0  # after which the process counts as hung, even on a busy machine
 LONGEST_SOURCE = 1 << 16  # in characters; twice the longest templates in use
 LONGEST_TEXT = 1 << 22  # in bytes, of a rendered text; each byte of the request adds 8
-WATCH_SECONDS = 0.05  # between checks of its memory, on systems whose kernel sets no limit
+WATCH_SECONDS = 0.05  # between checks of what it uses
 
 
 class TemplateLimitError(Exception):
@@ -67,7 +68,7 @@ class TemplateProcess:
         with self._lock:
             process = self._running()
             try:
-                kind, text = _exchange(process, request)
+                kind, text = _exchange(process, request, cpu_seconds)
                 if kind == worker.OUT_OF_MEMORY:
                     raise TemplateLimitError("it needs too much memory")
             except BaseException:  # even an interrupt, or the reply would answer the next request
@@ -91,7 +92,8 @@ def template_process() -> TemplateProcess:
     return TemplateProcess()
 
 
-os.register_at_fork(after_in_child=template_process.cache_clear)
+if hasattr(os, "register_at_fork"):  # Windows has no forks
+    os.register_at_fork(after_in_child=template_process.cache_clear)
 
 
 def _start() -> subprocess.Popen[bytes]:
@@ -112,7 +114,9 @@ def _start() -> subprocess.Popen[bytes]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            process_group=0,  # so that Ctrl-C in a terminal does not reach it
+            # Ctrl-C in a terminal does not reach a process of another group.
+            process_group=0,
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
         )
     except OSError as error:
         raise MachineError(
@@ -129,62 +133,96 @@ def _end(process: subprocess.Popen[bytes], owner: int) -> None:
         pass
 
 
-def _exchange(process: subprocess.Popen[bytes], request: bytes) -> tuple[bytes, str]:
+def _exchange(
+    process: subprocess.Popen[bytes], request: bytes, cpu_seconds: float
+) -> tuple[bytes, str]:
     """Sends a request, and returns the kind and the text of the reply."""
-    most_bytes = worker.MOST_BYTES + worker.MOST_BYTES_PER_BYTE * len(request)
-    reader = _Reader(process, most_bytes, time.monotonic() + WALL_SECONDS)
     assert process.stdin is not None
+    watch = _Watch(process.pid, len(request), cpu_seconds)
+    reply: Future[tuple[bytes, bytes]] = Future()
+    arguments = process.stdout, LONGEST_TEXT + 8 * len(request), reply
+    reader = threading.Thread(target=_receive, args=arguments, daemon=True)
+    reader.start()
     rest = memoryview(worker.SIZE.pack(len(request)) + request)
     try:
         while rest:
             rest = rest[process.stdin.write(rest) :]
-    except BrokenPipeError:
-        raise _ended(process) from None
-    kind, size = worker.HEAD.unpack(reader.read(worker.HEAD.size))
-    if size > LONGEST_TEXT + 8 * len(request):
-        raise TemplateLimitError("its text is too long")
-    return kind, reader.read(size).decode("utf-8", "surrogatepass")
+        kind, text = watch.result(reply)
+    except BaseException as error:
+        process.kill()
+        reader.join()  # before anyone closes the pipe from which it reads
+        if isinstance(error, EOFError | OSError):  # Windows has no BrokenPipeError here
+            raise _ended(process) from None
+        raise
+    return kind, text.decode("utf-8", "surrogatepass")
 
 
-class _Reader:
-    """Reads a process's output until a deadline, and watches its memory."""
+def _receive(replies: IO[bytes], longest: int, reply: Future[tuple[bytes, bytes]]) -> None:
+    """Reads one reply. Runs on a thread, because not every system can wait for a pipe until a
+    deadline."""
+    try:
+        kind, size = worker.HEAD.unpack(_read(replies, worker.HEAD.size))
+        if size > longest:
+            raise TemplateLimitError("its text is too long")
+        reply.set_result((kind, _read(replies, size)))
+    except BaseException as error:  # is raised where the reply is awaited
+        reply.set_exception(error)
 
-    def __init__(self, process: subprocess.Popen[bytes], most_bytes: int, deadline: float) -> None:
-        assert process.stdout is not None
-        self._process = process
-        self._most_bytes = most_bytes
-        self._deadline = deadline
-        self._output = process.stdout.fileno()
-        self._poll = select.poll()  # select() accepts no descriptor above 1023
-        self._poll.register(self._output, select.POLLIN)
 
-    def read(self, count: int) -> bytes:
-        data = bytearray()
-        while len(data) < count:
-            while not self._poll.poll(1000 * WATCH_SECONDS):
-                self._watch()
-            part = os.read(self._output, count - len(data))
-            if not part:
-                raise _ended(self._process)
-            data += part
-        return bytes(data)
+def _read(replies: IO[bytes], count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        part = replies.read(count - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return bytes(data)
 
-    def _watch(self) -> None:
+
+class _Watch:
+    """Watches the time of a rendering and, where the kernel sets no limits, what it uses."""
+
+    def __init__(self, process_id: int, request_bytes: int, cpu_seconds: float) -> None:
+        self._process_id = process_id
+        self._deadline = time.monotonic() + WALL_SECONDS
+        self._most_bytes = worker.MOST_BYTES + worker.MOST_BYTES_PER_BYTE * request_bytes
+        self._most_seconds = cpu_seconds
+        if not worker.BOUNDS_TIME:
+            self._most_seconds += used_by(process_id)[0]
+
+    def result(self, reply: Future[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
+        """Waits for the reply. Raises TemplateLimitError at a limit."""
+        while True:
+            try:
+                return reply.result(WATCH_SECONDS)
+            except TimeoutError:
+                self._check()
+
+    def _check(self) -> None:
         if time.monotonic() > self._deadline:
             raise TemplateLimitError("it takes too long")
-        if sys.platform != "linux" and resident_bytes(self._process.pid) > self._most_bytes:
+        if worker.BOUNDS_MEMORY and worker.BOUNDS_TIME:
+            return
+        seconds, size = used_by(self._process_id)
+        if not worker.BOUNDS_MEMORY and size > self._most_bytes:
             raise TemplateLimitError("it needs too much memory")
+        if not worker.BOUNDS_TIME and seconds > self._most_seconds:
+            raise TemplateLimitError("it takes too long")
 
 
-def resident_bytes(process_id: int) -> int:
-    """Returns the resident memory of a process in bytes, or 0 if it has ended."""
-    command = ["/bin/ps", "-o", "rss=", "-p", str(process_id)]
-    shown = subprocess.run(command, capture_output=True, check=False).stdout
-    return 1024 * int(shown or 0)
+def used_by(process_id: int) -> tuple[float, int]:
+    """Returns a process's processor time in seconds, and its resident bytes; 0 if it has ended."""
+    import psutil  # needed only where the kernel sets no limits
+
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(process_id)
+        times = process.cpu_times()
+        return times.user + times.system, process.memory_info().rss
+    return 0.0, 0
 
 
 def _ended(process: subprocess.Popen[bytes]) -> Exception:
     status = process.wait()
-    if status == -worker.CPU_TIME_SIGNAL:
+    if worker.BOUNDS_TIME and status == -worker.CPU_TIME_SIGNAL:
         return TemplateLimitError("it takes too long")
     return TemplateLimitError(f"its process ended with status {status}")

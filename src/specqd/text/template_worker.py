@@ -1,13 +1,13 @@
 """The process that renders chat templates: reads requests from its input and writes texts.
 
 Is run by its path, and imports only Jinja and the standard library. Owns Hugging Face's dialect of
-Jinja and the limits of a rendering. The kernel enforces these limits: Jinja's sandbox restricts
-what an untrusted template can reach, but neither its time nor its memory.
+Jinja and the limits of a rendering. Jinja's sandbox restricts what an untrusted template can reach,
+but neither its time nor its memory: the kernel bounds these or, where it cannot, the parent process
+watches them.
 """
 
 import json
 import marshal
-import resource
 import signal
 import struct
 import sys
@@ -21,9 +21,16 @@ from jinja2.exceptions import TemplateError
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+try:
+    import resource
+except ImportError:  # on Windows
+    resource = None  # type: ignore[assignment]
+
 MOST_BYTES = 512 << 20  # of memory for the process
 MOST_BYTES_PER_BYTE = 32  # further memory per byte of the request
-CPU_TIME_SIGNAL = signal.SIGPROF  # ends the process, even within one call of C
+BOUNDS_MEMORY = sys.platform == "linux" and resource is not None  # whether the kernel does
+BOUNDS_TIME = hasattr(signal, "setitimer")  # of the processor; whether the kernel does
+CPU_TIME_SIGNAL: int = getattr(signal, "SIGPROF", 0)  # ends the process, even within one call of C
 LONGEST_MESSAGE = 500  # characters of an error
 SIZE = struct.Struct("<Q")  # a request's size in bytes
 HEAD = struct.Struct("<cQ")  # a reply's kind, and its size in bytes
@@ -106,25 +113,34 @@ def one_line(message: str) -> str:
 
 
 def bound_memory(request_bytes: int) -> None:
-    """Sets this process's memory limit on Linux. On other systems the parent process watches it."""
+    """Sets this process's memory limit."""
+    if not BOUNDS_MEMORY:
+        return
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     most = MOST_BYTES + MOST_BYTES_PER_BYTE * request_bytes
-    if sys.platform == "linux" and (hard == resource.RLIM_INFINITY or most < hard):
+    if hard == resource.RLIM_INFINITY or most < hard:
         resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+
+
+def bound_time(seconds: float) -> None:
+    """Sets the processor time that is left to this process; 0: any."""
+    if BOUNDS_TIME:
+        signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def serve(requests: BinaryIO, replies: BinaryIO) -> None:
     """Answers requests until the input ends."""
     worker = Worker()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if resource is not None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     while head := requests.read(SIZE.size):
         [size] = SIZE.unpack(head)
         bound_memory(size)
         seconds, *request = marshal.loads(requests.read(size))
-        signal.setitimer(signal.ITIMER_PROF, seconds)
+        bound_time(seconds)
         kind, text = worker.answer(*request)
         reply = text.encode("utf-8", "surrogatepass")
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        bound_time(0)
         replies.write(HEAD.pack(kind, len(reply)) + reply)
         replies.flush()
 
