@@ -5,7 +5,6 @@ on its request, the model and the modification time of the input file, so an int
 is resumed gives the same lines as an uninterrupted one. Lines are in order of completion.
 """
 
-import fcntl
 import json
 import os
 from collections import deque
@@ -16,6 +15,8 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO, Protocol
+
+from filelock import lock_descriptor
 
 from specqd.engine.generation import Generation, MakeGrammar
 from specqd.engine.reports import chain_of
@@ -180,12 +181,10 @@ def open_answers(path: Path, batch: Batch) -> Iterator[Answers]:
     if not is_new and not path.is_file():
         raise RequestError(f"{path}: is not a file; name a file for the answers")
     with _named_file(path) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RequestError(
-                f"{path}: another process is writing to it; wait until it has ended"
-            ) from error
+        with naming_file(path):
+            is_ours = lock_descriptor(file.fileno(), blocking=False)
+        if not is_ours:
+            raise RequestError(f"{path}: another process is writing to it; wait until it has ended")
         if is_new:
             sync(path.absolute().parent)
         done = _read_answers(file, path, batch)
