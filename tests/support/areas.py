@@ -8,7 +8,7 @@ AREAS = {
     "config": "config* hostile_metadata rope",
     "text": (
         "calibration channels chat_template continuing given_template reasoning stops "
-        "template_process text_parts tokenizer*"
+        "template_process text_parts tokenizer* without_posix"
     ),
     "hub": "cached_models disk_faults head_fetching hub* small_*",
     "model": (
@@ -39,14 +39,14 @@ AREAS = {
     "openai": "batch* lenient openai* plain_tools refusals responses server_structured tool*",
     "anthropic": "client_* clients messages",
     "server": (
-        "client_* clients keeper load_clients messages operations page* recorded_clients responses "
-        "server*"
+        "client_* clients keeper load_clients messages operations page* recorded_clients "
+        "responses server* without_posix"
     ),
     "ray": "deploy ray",
     "bench": "agreement bench* peer_* rounds stages suggestion",
     "cli": (
         "batch_command bench* cached_models chat chat_[cp]* cli* docs explain extras "
-        "small_fetching suggestion"
+        "small_fetching suggestion without_posix"
     ),
     "docs": "architecture areas client_snippets deploy distribution docs examples find_wrong_bit",
     "fuzz": "fuzz hostile_metadata",

@@ -31,8 +31,10 @@ def _run(arguments: Sequence[str] | None) -> int:
     from specqd.cli.terminal import one_line
     from specqd.errors import SpecqdError, SpecqdWarning
 
-    if isinstance(sys.stdout, TextIOWrapper):  # escapes characters outside the encoding
-        sys.stdout.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdout, TextIOWrapper):
+        if sys.platform == "win32":  # as elsewhere, instead of a code page and other ends of lines
+            sys.stdout.reconfigure(encoding="utf-8", newline="\n")
+        sys.stdout.reconfigure(errors="backslashreplace")  # characters outside the encoding
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # our own errors say it in one line

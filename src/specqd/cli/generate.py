@@ -208,7 +208,8 @@ def _is_piped() -> bool:
 
 
 def _read_input() -> str:
-    with suppress(OSError, ValueError):  # a test's stand-in has no descriptor and never waits
+    # A test's stand-in has no descriptor and never waits. Windows can wait for sockets only.
+    with suppress(OSError, ValueError):
         if not select.select([sys.stdin], [], [], _PATIENCE)[0]:
             say("waiting for standard input, which is part of the prompt; </dev/null leaves it out")
     return _decoded(sys.stdin.buffer.read(), "standard input")

@@ -1,28 +1,50 @@
 """The keyboard of a terminal during a conversation: keeps what is typed while no editor reads it.
 
-Knows nothing of models. The terminal itself would hold 4,096 bytes: a longer paste would block
-Ctrl-C, or be cut into lines that look like messages.
+Knows nothing of models. A terminal itself would hold 4,096 bytes: a longer paste would block
+Ctrl-C, or be cut into lines that look like messages. The console of Windows holds any number.
 """
 
 import os
 import select
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import groupby
 from threading import Thread
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
-from specqd.cli.terminal import hide_typing, no_echo
+from specqd.cli.terminal import SHOWS_UNREAD, hide_typing, no_echo
 
 if TYPE_CHECKING:
     from prompt_toolkit.input import Input
     from prompt_toolkit.key_binding import KeyPress
 
 
-class Keyboard:
+class Keyboard(Protocol):
+    """What `held_keyboard` gives."""
+
+    input: "Input"
+
+    def lent(self) -> AbstractContextManager[None]:
+        """For the time that an editor reads `input`."""
+
+
+class Console:
+    """The console of Windows. An editor gets what has been typed; it takes lines that were typed
+    or pasted at once for a paste."""
+
+    def __init__(self) -> None:
+        from prompt_toolkit.input import create_input  # imported here: it takes a tenth of a second
+
+        self.input: Input = create_input(sys.stdin)
+
+    def lent(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class WatchedKeyboard:
     """Reads the keyboard on a thread, except while it is lent to an editor, which then gets what
-    has been typed: as one text, so that Enter sends none of it. `held_keyboard` makes one."""
+    has been typed: as one text, so that Enter sends none of it."""
 
     def __init__(self) -> None:
         from prompt_toolkit.input import create_input  # imported here: it takes a tenth of a second
@@ -39,7 +61,6 @@ class Keyboard:
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """For the time that an editor reads `input`."""
         from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
 
         self._end_watch()
@@ -74,10 +95,13 @@ class Keyboard:
 @contextmanager
 def held_keyboard() -> Iterator[Keyboard]:
     """The keyboard of standard input. What is typed is not shown, and pastes are marked as such."""
+    if not SHOWS_UNREAD:
+        yield Console()
+        return
     with no_echo():
         _mark_pastes(True)
         try:
-            with Keyboard() as keyboard:
+            with WatchedKeyboard() as keyboard:
                 yield keyboard
         finally:
             _mark_pastes(False)

@@ -3,13 +3,17 @@
 import json
 import os
 import sys
-import termios
-import tty
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock, Timer
 from typing import TYPE_CHECKING, Any, Self, TextIO
+
+try:
+    import termios
+    import tty
+except ImportError:  # on Windows
+    termios = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -26,6 +30,10 @@ _CONTROLS = [
 ]
 _WITHOUT_CONTROLS = dict.fromkeys(_CONTROLS)
 _PATIENCE = 0.5  # seconds before a progress bar appears
+
+# Whether the terminal shows what is typed while no program reads it. The console of Windows keeps
+# it, unseen, for the next reader.
+SHOWS_UNREAD = termios is not None
 
 
 def harmless(text: str) -> str:
@@ -65,6 +73,9 @@ def outputs_meet() -> bool:
 def no_echo() -> Iterator[None]:
     """Hides what is typed; the next reader gets it. Ctrl-C and Ctrl-Z still work, and drop nothing
     of what was typed before them."""
+    if not SHOWS_UNREAD:
+        yield
+        return
     before = termios.tcgetattr(sys.stdin)
     hide_typing()
     try:

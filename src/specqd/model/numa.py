@@ -1,5 +1,6 @@
 """Chooses the NUMA nodes of threads, and reports which nodes hold packed weights."""
 
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterable
@@ -38,7 +39,9 @@ def make_pool(
         threads = usable
     if len(topology.nodes) == 1:
         if numa in ("spread", "replicate"):
-            problem = "there is one usable NUMA node, so it changes nothing"
+            has_nodes = sys.platform == "linux"
+            known = "there is one usable NUMA node" if has_nodes else "NUMA nodes need Linux"
+            problem = f"{known}, so it changes nothing"
             warnings.warn(SpecqdWarning(problem, "numa", numa), stacklevel=2)
         return _native.Pool(threads or usable)
     if numa == "one":

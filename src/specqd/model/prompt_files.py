@@ -25,8 +25,11 @@ _CHECKSUM_BYTES = 32
 _TEMPORARY = "new-"
 _ABANDONED_SECONDS = 3600  # after which a temporary file belongs to no running process
 _SLACK = 16  # this fraction of the bound is written before the directory is read again
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # no link, no waiting for a pipe
-_CREATE = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_CREAT | os.O_EXCL
+_HAS_DESCRIPTORS = os.open in os.supports_dir_fd  # of directories; Windows has none
+if _HAS_DESCRIPTORS:
+    _PRIVATE = os.O_CLOEXEC | os.O_NOFOLLOW
+    _READ = os.O_RDONLY | _PRIVATE | os.O_NONBLOCK  # no link, no waiting for a pipe
+    _CREATE = os.O_WRONLY | _PRIVATE | os.O_CREAT | os.O_EXCL
 
 
 class PromptFiles:
@@ -43,6 +46,8 @@ class PromptFiles:
         others can write to it."""
         self.path = path
         self.most_bytes = _MOST_BYTES if most_bytes is None else most_bytes
+        if not _HAS_DESCRIPTORS:
+            raise self._refused("needs Linux or macOS; leave it out")
         with self._refusals():
             self.path = path.expanduser()
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -4,14 +4,20 @@ Needs the extra `ray`. Only `specqd batch --ray` imports this package; nothing e
 Serving needs neither Ray Data nor pyarrow, so `app` and `batch` are imported at their first use.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from specqd.errors import MachineError
 
 if TYPE_CHECKING:
     from specqd.ray.documents import batch
     from specqd.ray.serving import app
 
 __all__ = ["app", "batch"]
+
+if not hasattr(os, "sched_getaffinity"):
+    raise MachineError("Ray's replicas and workers need Linux; use one machine, without Ray")
 
 _MODULES = {"app": "serving", "batch": "documents"}
 

@@ -5,10 +5,14 @@ Knows the states of an HTTP connection. Knows nothing of what requests contain.
 
 import asyncio
 import os
-import resource
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+try:
+    import resource
+except ImportError:  # Windows has no limit of descriptors
+    resource = None  # type: ignore[assignment]
 
 HEAD_SECONDS = 10  # for the head of a request, from the connection or the previous answer on
 WRITE_SECONDS = 30  # for a client to read enough for more of its answer to be sent
@@ -19,6 +23,8 @@ _SPARE_FILES = 64  # descriptors for these connections and for all other files
 
 def most_connections() -> int:
     """Returns how many connections this process has file descriptors for, at least 8."""
+    if resource is None:
+        return MOST_CONNECTIONS
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return MOST_CONNECTIONS
