@@ -2,7 +2,7 @@
 
 #include <cstdio>
 
-#include "runtime/macos.h"
+#include "runtime/system.h"
 
 #if defined(__aarch64__)
 #if defined(__linux__)

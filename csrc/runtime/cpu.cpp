@@ -6,15 +6,10 @@
 #include <limits>
 #include <sstream>
 
-#include "kernels/float_mode.h"
 #include "runtime/arm_cpu.h"
-#include "runtime/macos.h"
+#include "runtime/system.h"
 #include "runtime/topology.h"
-
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
+#include "runtime/x86_cpu.h"
 
 namespace specqd {
 namespace {
@@ -80,75 +75,6 @@ int64_t cgroup_memory_left() {
   return left;
 }
 
-#if defined(__x86_64__)
-struct Cpuid {
-  unsigned eax, ebx = 0, ecx, edx = 0;
-};
-
-Cpuid cpuid(unsigned leaf, unsigned part = 0) {
-  Cpuid id{.eax = leaf, .ecx = part};
-  asm volatile("cpuid" : "+a"(id.eax), "=b"(id.ebx), "+c"(id.ecx), "=d"(id.edx));
-  return id;
-}
-
-struct Amx {
-  bool usable = false;
-  std::string refusal;
-  bool in_cpu = false;
-};
-
-// Linux lets a process use the tile registers only after it has asked for permission.
-Amx request_amx() {
-  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
-  constexpr unsigned kAll = kBf16 | kTile | kInt8;
-  if ((cpuid(7).edx & kAll) != kAll) return {};
-#if defined(__linux__)
-  constexpr long kRequestPermission = 0x1023, kTileData = 18;
-  if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0) return {true, "", true};
-  return {false,
-          "the CPU has AMX but the system refused to enable its tile registers (the kernel is old, "
-          "or a thread has a small alternate signal stack)",
-          true};
-#else
-  return {false, "the CPU has AMX but this system has no way to request it", true};
-#endif
-}
-
-const Amx& amx() {
-  static const Amx state = request_amx();
-  return state;
-}
-
-bool has_avx512() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("bmi2");
-}
-
-// Whether this CPU has vdpbf16ps and byte permutations, and rounds as the exact product needs.
-bool has_avx512_bf16() {
-  static const bool is_usable = [] {
-    if (!has_avx512() || !__builtin_cpu_supports("avx512bf16") ||
-        !__builtin_cpu_supports("avx512vbmi"))
-      return false;
-    const FlushSubnormals flush;
-    return avx512bf16_rounds_as_fused();
-  }();
-  return is_usable;
-}
-
-// Zen 4 (family 19h) needs two cycles per 512-bit vector.
-bool has_half_vectors() {
-  if (!__builtin_cpu_is("amd")) return false;
-  const unsigned eax = cpuid(1).eax;
-  return (eax >> 8 & 0xf) + (eax >> 20 & 0xff) == 0x19;
-}
-
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-
-bool has_avx_vnni() { return has_avx2() && (cpuid(7, 1).eax & 1u << 4) != 0; }
-#endif
-
 // The kernels that run on this machine, fastest first.
 std::vector<const Kernels*> available_kernels() {
   std::vector<const Kernels*> all;
@@ -196,11 +122,7 @@ std::string amx_refusal() {
 }
 
 int usable_threads() {
-#if defined(__APPLE__)
-  int cores = performance_cores();
-#else
-  int cores = count_cores(allowed_here().cpus);
-#endif
+  int cores = usable_cores();
   const double quota = cgroup_cpu_quota();
   if (quota < cores) cores = static_cast<int>(std::ceil(quota));
   return std::max(cores, 1);
@@ -222,28 +144,20 @@ int64_t memory_left_in(const std::string& directory) {
 }
 
 int64_t usable_memory() {
-#if defined(__APPLE__)
   const int64_t available = available_memory();
-#else
-  std::ifstream file("/proc/meminfo");
-  int64_t available = -1;
-  for (std::string line; std::getline(file, line);)
-    if (line.rfind("MemAvailable:", 0) == 0) available = std::stoll(line.substr(13)) * 1024;
-#endif
   const int64_t left = cgroup_memory_left();
   return available < 0 ? -1 : std::min(available, left);
 }
 
 std::string cpu_model() {
-#if defined(__APPLE__)
-  if (std::string name = sysctl_text("machdep.cpu.brand_string"); !name.empty()) return name;
-#elif defined(__aarch64__)
+#if defined(__aarch64__) && !defined(__APPLE__)
   if (const uint32_t midr = main_id_register(); midr != 0) return arm_core_name(midr);
 #endif
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);)
-    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
-  return "unknown CPU";
+  std::string name = system_cpu_name();
+#if defined(__x86_64__)
+  if (name.empty()) name = x86_cpu_name();
+#endif
+  return name.empty() ? "unknown CPU" : name;
 }
 
 }  // namespace specqd

@@ -1,6 +1,8 @@
 #include "runtime/pool.h"
 
+#if !defined(_WIN32)
 #include <pthread.h>
+#endif
 
 #if defined(__linux__)
 #include <sched.h>
@@ -15,6 +17,7 @@
 #include <utility>
 
 #include "kernels/float_mode.h"
+#include "runtime/system.h"
 
 namespace specqd {
 
@@ -37,11 +40,13 @@ class Pools {
 
  private:
   Pools() {
+#if !defined(_WIN32)  // which has no forks
     pthread_atfork([] { all().mutex_.lock(); }, [] { all().mutex_.unlock(); },
                    [] {
                      for (Pool* pool : all().pools_) pool->forget_workers();
                      all().mutex_.unlock();
                    });
+#endif
   }
 
   std::mutex mutex_;
@@ -89,14 +94,6 @@ class SpinBound {
 };
 #endif
 constexpr int kSpinsPerCheck = 32;
-
-int current_cpu() {
-#if defined(__linux__)
-  return sched_getcpu();
-#else
-  return -1;
-#endif
-}
 
 // notify_all() first reads whether a thread waits. The awaited value must be stored before that
 // read, and release order does not guarantee this: a thread that went to sleep in between would

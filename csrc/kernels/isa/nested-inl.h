@@ -32,7 +32,7 @@ inline F16 round_to_grid(F16 value) {
 // The index 0..7 of a grid value.
 inline I16 grid_index(F16 value) {
   const I16 bits = bits_as<I16>(value) >> 22;  // exponent and first bit of the mantissa
-  return max(bits - 252, (bits != 0) & 1);
+  return max(bits - 252, bits_as<I16>(bits != 0) & 1);  // Clang for Windows compares to long
 }
 
 // kLow of the indices in both halves of each lane: 0x3ee0 + 0x40 * index, minus 0x160, 0xa0 and

@@ -1,4 +1,4 @@
-#include "runtime/macos.h"
+#include "runtime/system.h"
 
 #if defined(__APPLE__)
 
@@ -16,13 +16,13 @@ int64_t sysctl_number(const char* name) {
   return sysctlbyname(name, &value, &size, nullptr, 0) == 0 ? value : -1;
 }
 
-std::string sysctl_text(const char* name) {
+std::string system_cpu_name() {
   char text[256] = {};
   size_t size = sizeof(text) - 1;
-  return sysctlbyname(name, text, &size, nullptr, 0) == 0 ? text : "";
+  return sysctlbyname("machdep.cpu.brand_string", text, &size, nullptr, 0) == 0 ? text : "";
 }
 
-int performance_cores() {
+int usable_cores() {
   const int64_t fast = sysctl_number("hw.perflevel0.physicalcpu");
   return static_cast<int>(std::max(fast > 0 ? fast : sysctl_number("hw.physicalcpu"), int64_t{1}));
 }
@@ -42,6 +42,8 @@ int64_t available_memory() {
                             std::min(pages.inactive_count, pages.external_page_count);
   return available * sysconf(_SC_PAGESIZE);
 }
+
+int current_cpu() { return -1; }
 
 }  // namespace specqd
 
