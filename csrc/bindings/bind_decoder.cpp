@@ -217,7 +217,16 @@ void bind_forward(nb::module_& m) {
             const Exclusive use(&decoder);
             return copy_logits(decoder, decoder.spec().vocabulary);
           },
-          "Returns a copy of the last forward's logits, [rows, vocabulary] float32.");
+          "Returns a copy of the last forward's logits, [rows, vocabulary] float32.")
+      .def(
+          "hidden",
+          [](const Decoder& decoder) {
+            const Exclusive use(&decoder);
+            return copy_rows(decoder.hidden_rows(), decoder.spec().hidden,
+                             [&](int64_t row) { return decoder.hidden(row); });
+          },
+          "Returns a copy of the outputs of the final norm, [rows, hidden] float32, that the last\n"
+          "forward kept in place of logits; no rows if it kept none.");
 }
 
 }  // namespace

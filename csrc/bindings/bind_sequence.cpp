@@ -248,6 +248,9 @@ void bind_forwards(nb::module_& m) {
                                     precision_of(is_draft), max_positions, std::move(exact));
           },
           "decoder"_a, "cache"_a, "is_draft"_a, "max_positions"_a, "exact"_a.none() = nb::none())
+      .def("forward_hidden", exclusively<BoundForward>(&ModelForward::forward_hidden), "batch"_a,
+           "Like forward(), without the output head: the rows that would get logits leave the\n"
+           "outputs of the final norm, Decoder.hidden().")
       .def("set_draft_context", exclusively<BoundForward>(&ModelForward::set_draft_context),
            "positions"_a.none(),
            "Limits the positions of a context that drafts read, in both precisions; 0: no limit.\n"

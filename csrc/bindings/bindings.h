@@ -71,17 +71,23 @@ inline Precision precision_of(bool is_draft) {
   return is_draft ? Precision::kFp4 : Precision::kExact;
 }
 
+// A copy of rows, [rows, width]; `row_of(i)` is row i.
+template <class RowOf>
+nb::ndarray<nb::numpy, float> copy_rows(int64_t rows, int64_t width, const RowOf& row_of) {
+  std::vector<float> copy;
+  copy.reserve(static_cast<size_t>(rows * width));
+  for (int64_t i = 0; i < rows; ++i) {
+    const std::span<const float> row = row_of(i);
+    copy.insert(copy.end(), row.begin(), row.end());
+  }
+  return owned_array(std::move(copy), {static_cast<size_t>(rows), static_cast<size_t>(width)});
+}
+
 // A copy of the last forward's logits, [rows, vocabulary].
 template <class Forward>
 nb::ndarray<nb::numpy, float> copy_logits(Forward& forward, int64_t vocabulary) {
-  const int64_t rows = forward.logit_rows();
-  std::vector<float> copy;
-  copy.reserve(static_cast<size_t>(rows * vocabulary));
-  for (int64_t row = 0; row < rows; ++row) {
-    const auto logits = forward.logits(row);
-    copy.insert(copy.end(), logits.begin(), logits.end());
-  }
-  return owned_array(std::move(copy), {static_cast<size_t>(rows), static_cast<size_t>(vocabulary)});
+  return copy_rows(forward.logit_rows(), vocabulary,
+                   [&](int64_t row) { return forward.logits(row); });
 }
 
 // The Python names of an enumeration's values, in the order of the values.

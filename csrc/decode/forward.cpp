@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "kernels/float_mode.h"
 
@@ -146,6 +147,17 @@ void ModelForward::forward(std::span<const Rows> batch) {
     forward_whole(batch);
   else
     forward_whole(forward_surplus(batch, count - most));
+}
+
+void ModelForward::forward_hidden(std::span<const Rows> batch) {
+  const HeadUse usual = std::exchange(head_, HeadUse::kNone);
+  try {
+    forward(batch);
+  } catch (...) {
+    head_ = usual;
+    throw;
+  }
+  head_ = usual;
 }
 
 // Forwards the first `surplus` rows that need no logits; returns the other rows.

@@ -144,6 +144,9 @@ class ModelForward : public DecoderForward {
   // Splits the rows into several forwards if one cannot take them; those with logits must fit into
   // the last forward. Throws CacheFull and TooManyRows.
   void forward(std::span<const Rows> batch) override;
+  // Does the same without the output head: the rows that would get logits leave the outputs of the
+  // final norm, Decoder::hidden().
+  void forward_hidden(std::span<const Rows> batch);
   // Also weighs the pages of the sequence by the rows whose tokens were accepted.
   ScoredTokens verify(int64_t row, std::span<const int32_t> proposal,
                       const std::shared_ptr<Sequence>& sequence) override;

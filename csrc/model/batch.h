@@ -30,8 +30,8 @@ struct ForwardRows {
 };
 
 // The panels of the output head that a forward reads: all, or those of the partial head. All other
-// logits are -infinity.
-enum class HeadUse { kWhole, kPartial };
+// logits are -infinity. With kNone, it reads none and keeps the outputs of the final norm instead.
+enum class HeadUse { kWhole, kPartial, kNone };
 
 constexpr int32_t kBlank = -1;  // in place of a pair's token: its embedding is zero
 

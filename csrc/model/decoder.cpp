@@ -149,7 +149,8 @@ void Decoder::forward(const ForwardRequest& request) {
   // After the last layer with keys, values or states of its own, no other row reads the results of
   // rows without logits, so these rows are dropped.
   const int64_t layers = std::ssize(layers_);
-  const bool needs_all = logit_rows() == rows() || !taps_.boundaries().empty();
+  const int64_t kept = batch_.logit_row_count();
+  const bool needs_all = kept == rows() || !taps_.boundaries().empty();
   const int64_t of_all_rows = needs_all ? layers : cache_plan_.first_reader;
   pool_->run([&](Team& team) {
     if (batch_.bits != nullptr) batch_.bits->enter_layer(team, BitRecord::kBeforeLayers);
@@ -159,7 +160,7 @@ void Decoder::forward(const ForwardRequest& request) {
     run_layers(team, 0, of_all_rows);
   });
   batch_.cache->states().finish();  // no recurrent layer reads the states of an earlier one
-  if (of_all_rows == layers || logit_rows() == 0) return;
+  if (of_all_rows == layers || kept == 0) return;
   batch_.keep_rows_with_logits();
   pool_->run([&](Team& team) { run_layers(team, of_all_rows, layers); });
 }

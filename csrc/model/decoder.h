@@ -48,8 +48,11 @@ class Decoder {
   // These describe the last forward: its number of rows, its number of rows with logits, and row
   // `row` of the logits, [vocabulary].
   int64_t rows() const { return batch_.rows; }
-  int64_t logit_rows() const { return batch_.logit_row_count(); }
+  int64_t logit_rows() const { return head_.keeps_hidden() ? 0 : batch_.logit_row_count(); }
   std::span<const float> logits(int64_t row) const { return head_.logits(row); }
+  // The same for a forward without an output head: row `row` of the final norm's outputs, [hidden].
+  int64_t hidden_rows() const { return head_.keeps_hidden() ? batch_.logit_row_count() : 0; }
+  std::span<const float> hidden(int64_t row) const { return head_.hidden(row); }
   // For a draft head: the hidden row, BF16 [hidden], that row `row` passes to the next row.
   void recycle(int64_t row, std::span<uint16_t> out) const { pairs_->recycle(batch_, row, out); }
 

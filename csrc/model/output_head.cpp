@@ -40,7 +40,7 @@ size_t OutputHead::bytes(Precision precision, int64_t count) const {
 int64_t OutputHead::exact_panels() const { return std::min(kBestPanels, read_panels_); }
 
 void OutputHead::plan(Batch& batch, HeadUse use, std::span<const ForwardRows> sequences) {
-  records_ = is_target_ && batch.precision == Precision::kExact;
+  records_ = is_target_ && batch.precision == Precision::kExact && use != HeadUse::kNone;
   if (records_) {
     // Rows without logits belong to a prompt. Tokens of rows with logits were recorded when they
     // were sampled, or are only proposed.
@@ -52,6 +52,12 @@ void OutputHead::plan(Batch& batch, HeadUse use, std::span<const ForwardRows> se
     }
   }
   const int64_t rows = batch.logit_row_count();
+  keeps_hidden_ = use == HeadUse::kNone;
+  if (keeps_hidden_) {
+    hidden_.resize(static_cast<size_t>(rows * traits_.spec.hidden));
+    batch.moved_bytes -= bytes(batch.precision, panels());
+    return;
+  }
   const size_t needed = static_cast<size_t>(rows * panels() * kPanel);
   if (logits_.size() < needed) logits_.resize(needed);
   read_panels_ = panels();
@@ -65,6 +71,22 @@ void OutputHead::plan(Batch& batch, HeadUse use, std::span<const ForwardRows> se
   best_panels_.resize(static_cast<size_t>(best));
   panel_maxima_.resize(static_cast<size_t>(rows * panels()));
   batch.moved_bytes += bytes(Precision::kExact, best);
+}
+
+std::span<const float> OutputHead::hidden(int64_t row) const {
+  const int64_t width = traits_.spec.hidden;
+  return {hidden_.data() + row * width, static_cast<size_t>(width)};
+}
+
+void OutputHead::keep_hidden(Team& team, const Batch& batch) {
+  const int64_t width = traits_.spec.hidden;
+  const RowInputs rows = normed(batch, final_norm_);
+  team.stage("hidden");
+  team.share(batch.logit_row_count(), 1, [&](int64_t i, int64_t) {
+    float* const out = hidden_.data() + i * width;
+    const float* const row = rows(batch.logit_rows[static_cast<size_t>(i)], out);
+    if (row != out) std::memcpy(out, row, static_cast<size_t>(width) * sizeof(float));
+  });
 }
 
 std::span<const float> OutputHead::logits(int64_t row) const {
@@ -94,6 +116,7 @@ void OutputHead::put_logits(int64_t row, int64_t first, int64_t count, float* ou
 void OutputHead::run(Team& team, Batch& batch) {
   const int64_t rows = batch.logit_row_count();
   if (rows == 0) return;
+  if (keeps_hidden_) return keep_hidden(team, batch);
   if (read_panels_ < panels()) clear_logits(team, rows);
   const bool is_draft = batch.precision == Precision::kFp4;
   const auto row_with_logits = [&](int64_t i, float* scratch) {

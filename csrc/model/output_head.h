@@ -35,6 +35,9 @@ class OutputHead {
   // Computes the logits. Every thread calls it.
   void run(Team& team, Batch& batch);
 
+  // Whether the last forward kept the outputs of the final norm, [hidden], in place of logits.
+  bool keeps_hidden() const { return keeps_hidden_; }
+  std::span<const float> hidden(int64_t row) const;
   // Row `row` of the last forward's logits, [vocabulary].
   std::span<const float> logits(int64_t row) const;
 
@@ -42,6 +45,7 @@ class OutputHead {
   int64_t panels() const { return weight_->matrix().panels; }
   size_t bytes(Precision precision, int64_t panels) const;
   int64_t exact_panels() const;  // number of panels that each row of a draft reads exactly
+  void keep_hidden(Team& team, const Batch& batch);
   void clear_logits(Team& team, int64_t rows);
   void put_logits(int64_t row, int64_t first, int64_t count, float* outputs);
   void choose_panels(Team& team, int64_t rows);
@@ -54,12 +58,14 @@ class OutputHead {
   bool is_target_;  // owns partial_head_
 
   // The last forward left these.
+  bool keeps_hidden_ = false;
   bool records_ = false;              // whether the partial head records its tokens
   std::vector<PanelRun> runs_;        // panels that are read
   int64_t read_panels_ = 0;           // their number
   std::vector<float> panel_maxima_;   // of a draft's logits, [logit rows][panels]
   std::vector<int64_t> best_panels_;  // a draft reads them exactly, [logit rows][exact_panels()]
   std::vector<float> logits_;         // [logit rows][panels * kPanel]
+  std::vector<float> hidden_;         // [logit rows][hidden]
 };
 
 }  // namespace specqd

@@ -401,6 +401,12 @@ class Decoder:
         Returns a copy of the last forward's logits, [rows, vocabulary] float32.
         """
 
+    def hidden(self) -> NDArray[numpy.float32]:
+        """
+        Returns a copy of the outputs of the final norm, [rows, hidden] float32, that the last
+        forward kept in place of logits; no rows if it kept none.
+        """
+
 class Sampler:
     """Samples the token at a position, with fixed parameters."""
 
@@ -635,6 +641,12 @@ class ModelForward(DecoderForward):
     """
 
     def __init__(self, decoder: Decoder, cache: KvCache, is_draft: bool, max_positions: int, exact: ModelForward | None = None) -> None: ...
+
+    def forward_hidden(self, batch: _Sequence[Rows]) -> None:
+        """
+        Like forward(), without the output head: the rows that would get logits leave the
+        outputs of the final norm, Decoder.hidden().
+        """
 
     def set_draft_context(self, positions: int | None) -> None:
         """
