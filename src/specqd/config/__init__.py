@@ -5,6 +5,7 @@ supported. Knows nothing of weights.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from specqd.config.decoder import (
@@ -68,7 +69,16 @@ def read_decoder_config(fields: Fields, context: int | None = None) -> DecoderCo
     if not family.is_mxfp4:
         for part in (whole, fields):
             _refuse_quantised(part, family.bf16_checkpoints)
-    return family.read(fields, context)
+    config = family.read(fields, context)
+    return config if fields.flag("is_causal", True) else _in_both_directions(fields, config)
+
+
+def _in_both_directions(fields: Fields, config: DecoderConfig) -> DecoderConfig:
+    """A decoder whose rows attend to later rows, too, as some embedding models do."""
+    if any(config.windows) or any(config.recurrent_layers):
+        problem = "is false: this is supported only for full attention on all layers"
+        raise fields.error("is_causal", problem)
+    return replace(config, causal=(False,) * config.num_layers)
 
 
 def _model_type(fields: Fields, known: Sequence[str]) -> str:

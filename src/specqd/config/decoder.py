@@ -171,7 +171,7 @@ class DecoderConfig:
     scales_layers: bool = False  # multiplies the output of each layer by a number of its own
     mtp: MtpConfig | None = None  # of the family; the checkpoint may lack the layer
     reads_pairs: bool = False  # attention reads [embedding; hidden], as in an EAGLE-3 head
-    causal: tuple[bool, ...] = ()  # by layer, of a block drafter; empty: all layers are causal
+    causal: tuple[bool, ...] = ()  # by layer; empty: all layers are causal
 
     @property
     def recurrent_layers(self) -> tuple[bool, ...]:

@@ -34,6 +34,7 @@ _COPIED = {  # keys of an architecture -> fields of config.json
     "feed_forward_length": "intermediate_size",
     "block_count": "num_hidden_layers",
     "attention.head_count": "num_attention_heads",
+    "attention.causal": "is_causal",
     "attention.head_count_kv": "num_key_value_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "context_length": "max_position_embeddings",

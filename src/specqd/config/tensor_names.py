@@ -4,7 +4,10 @@ Knows no shapes and no files.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+_BASE = "model."  # before the names of all modules but the output head
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,17 @@ class TensorNames:
     per_layer_gate: str = "per_layer_input_gate"
     per_layer_projection: str = "per_layer_projection"
     per_layer_post_norm: str = "post_per_layer_input_norm"
+
+    def of_base_model(self) -> "TensorNames":
+        """The names in checkpoints of the model without its output head, such as those of embedding
+        models: `layers`, not `model.layers`."""
+        names = {each.name: getattr(self, each.name) for each in fields(self)}
+        base: dict[str, Any] = {
+            field: name.removeprefix(_BASE)
+            for field, name in names.items()
+            if isinstance(name, str) and name.startswith(_BASE)
+        }
+        return replace(self, **base)
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,7 @@ class Engine:
 
         Raises RequestError for a request that cannot be run, and then queues nothing.
         """
+        self._model.check_generates()
         for prompt in request.prompts:
             self.check_length(len(prompt))
             self._model.check_tokens(prompt)
@@ -109,6 +110,11 @@ class Engine:
             raise TooLongError(
                 f"the prompt has {prompt_tokens} tokens, and {self._limit}; shorten the prompt"
             )
+
+    def rows_beside(self) -> int | None:
+        """The most rows of a forward between two rounds, such that running sequences wait for it
+        about `max_gap_s`; None: no sequence runs."""
+        return None if self.is_idle else self._prompts.rows_beside()
 
     def cancel(self, generation: Generation) -> None:
         """Ends a generation early; its tokens and text stay readable."""

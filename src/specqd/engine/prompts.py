@@ -82,6 +82,10 @@ class PromptReader:
             if (reading := _reading_of(each, prompts.get(each))).count or reading.is_last
         ]
 
+    def rows_beside(self) -> int:
+        """Rows of a forward that takes about as long as a round may take."""
+        return max(self._level.tokens_within(self._max_gap_s, 0), 1)
+
     def learn(self, readings: SequenceOf[Reading], seconds: float) -> None:
         """Corrects the time for prompts after a round of `seconds` in which others decoded."""
         if len({each.count > 0 for each in readings}) == 2:

@@ -153,9 +153,8 @@ class Loader:
 
     def has(self, matrix: str) -> bool:
         """Whether the files hold the matrix, packed or not."""
-        if self._planes is not None:
-            return self._planes.has(matrix)
-        return matrix in self.tensors
+        is_packed = self._planes is not None and self._planes.has(matrix)
+        return is_packed or matrix in self.tensors
 
     def vector(self, name: str, length: int) -> Bits:
         """A norm's weight or a bias: finite BF16 bits [length]."""

@@ -27,6 +27,7 @@ from specqd.model.prompt_store import PromptStore
 from specqd.model.weights import DecoderWeights, load_weights
 
 MAX_ROWS = 512  # of one forward, by default; longer prompts take several forwards
+_WHOLE_TEXT_ROWS = 2048  # of a model that must read each text in one forward
 _LEAST_STATES, _MOST_STATES = 2, 64  # sequences with states of recurrent layers
 _MOST_SLOTS = 256  # states that are cached for later sequences
 _MOST_LOGITS = 1 << 24  # of one forward that scores a prompt: 64 MiB, and 64 MiB for a copy
@@ -124,10 +125,13 @@ class Model(_native.ModelForward):
         `cache_bytes`. With `promised_bytes` it has at most half of what is left once others take
         theirs. `max_rows` limits the
         rows of one forward, and so the sequences and draft tokens that are verified at once.
-        `context` lowers the model's limit on the length of sequences.
+        `context` lowers the model's limit on the length of sequences. A model that attends in both
+        directions reads each text in one forward, so its forwards have more rows.
         """
         config = read_config(directory, context)
         machine = machine or Machine.choose()
+        if not all(config.causal):
+            max_rows = max(max_rows, min(_WHOLE_TEXT_ROWS, config.max_positions))
         weights = load_weights(
             directory,
             config,
@@ -259,6 +263,7 @@ class Model(_native.ModelForward):
 
         Raises RequestError for no tokens, more than the context holds, or unknown ids.
         """
+        self.check_generates()
         self.check_tokens(token_ids)
         slot = self.cache.create()
         try:
@@ -316,6 +321,19 @@ class Model(_native.ModelForward):
     def rely_on(self, draft: "Model") -> None:
         """Makes `check_tokens` refuse requests after the draft's files have changed, too."""
         self._read_in_place.append(draft.weights)
+
+    def check_generates(self) -> None:
+        """Raises RequestError if the model can only embed texts."""
+        if not self.weights.has_head:
+            raise RequestError(
+                "the model's files have no output head, so it cannot generate, only embed texts; "
+                "use LLM.embed or /v1/embeddings"
+            )
+        if not all(self.config.causal):
+            raise RequestError(
+                "the model attends in both directions (is_causal is false), so it cannot generate, "
+                "only embed texts; use LLM.embed or /v1/embeddings"
+            )
 
     def check_tokens(self, token_ids: SequenceOf[int]) -> None:
         """Raises RequestError for bad tokens, TensorError for files that have changed."""

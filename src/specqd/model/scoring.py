@@ -27,6 +27,7 @@ def score(model: Model, context: SequenceOf[int], continuation: SequenceOf[int])
     if not context or not continuation:
         raise RequestError("a score needs a token of context and one to score; give both")
     tokens = [*context, *continuation[:-1]]
+    model.check_generates()
     model.check_tokens(tokens)
     model.check_tokens(continuation)
     sequence = Sequence(list(context), SamplingParams().sampler(0, 0), len(context))

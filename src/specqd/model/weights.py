@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from specqd import _native
 from specqd.config import DecoderConfig
 from specqd.config.families import names_of
-from specqd.config.tensor_names import text_part
+from specqd.config.tensor_names import TensorNames, text_part
 from specqd.errors import RoundingWarning, ShortMemoryError, TensorError
 from specqd.formats.fp4 import DraftFormat
 from specqd.formats.gguf import is_gguf
@@ -40,13 +40,18 @@ _PACKING_HEADROOM = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """A decoder's weights. `embedding` is None where the output head serves as the embedding."""
+    """A decoder's weights. `embedding` is None where the output head serves as the embedding.
+
+    Without an output head in the files (`has_head`), the embedding serves as one, and logits mean
+    nothing.
+    """
 
     layers: list[_native.LayerWeights]
     matrices: list[PackedMatrix]
     unpacked: dict[str, NDArray[Any]]  # norms, biases and an untied embedding, by tensor
     final_norm: _native.Norm
     head: _native.PackedWeight
+    has_head: bool
     embedding: Bits | None
     per_layer: _native.PerLayerEmbedding | None
     draft: DraftFormat
@@ -93,13 +98,15 @@ def load_weights(
     ShortMemoryError, before packing, if the packed weights would not fit into memory.
     """
     require_memory([directory], pool)
-    loader, names = open_loader(directory, pool, isa, draft, progress), names_of(config)
+    loader = open_loader(directory, pool, isa, draft, progress)
+    names, is_base = _names_in(loader, config)
     if not loader.is_mapped:
         _warn_of_rounding(loader.tensors)
     read = LayerReader(loader, config, names, inputs)
     input_name, output_name = f"{names.embedding}.weight", f"{names.head}.weight"
     tied, size = config.tied_embeddings, (config.vocab_size, config.hidden_size)
-    tied = tied and not loader.has(output_name)  # as in transformers, the file decides
+    has_head = tied or not is_base or loader.has(output_name)
+    tied = (tied or is_base) and not loader.has(output_name)  # as in transformers, the file decides
     if not loader.is_mapped:  # wrong shapes are reported before anything is packed
         loader.tensors.check(input_name, size)
     layers = [read.layer(i) for i in range(config.num_layers)]
@@ -112,6 +119,7 @@ def load_weights(
         unpacked=loader.unpacked,
         final_norm=final_norm,
         head=loader.pack([head], config.hidden_size, importance=read.head_inputs()),
+        has_head=has_head,
         embedding=None if tied else loader.embedding(input_name, size),
         per_layer=read.per_layer_embedding(),
         draft=loader.draft,
@@ -122,6 +130,14 @@ def load_weights(
     )
     loader.finish()
     return weights
+
+
+def _names_in(loader: Loader, config: DecoderConfig) -> tuple[TensorNames, bool]:
+    """The names of a model's tensors in its files, and whether these hold a base model."""
+    names = names_of(config)
+    base = names.of_base_model()
+    is_base = base != names and loader.has(f"{base.embedding}.weight")
+    return (base if is_base else names), is_base
 
 
 def open_loader(
