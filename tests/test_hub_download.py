@@ -13,6 +13,7 @@ import pytest
 from specqd import LLM, SamplingParams
 from specqd.cli import main
 from support.command_line import PROGRAM
+from support.embedding_models import write_modules, write_prompts
 from support.fake_hub import FakeHub, commit_of
 from support.random_models import Shape, change_model, make_model, read_model, resize
 from support.terminal_session import TerminalSession
@@ -97,6 +98,14 @@ def test_a_model_is_fetched_once_and_only_the_files_it_needs(
     hub.requests.clear()
     assert fetch("org/name").stdout == first.stdout
     assert hub.fetched() == set()
+
+
+def test_files_about_embeddings_are_fetched(hub: FakeHub, fetch: Fetch, model: Path) -> None:
+    write_modules(model, "mean")
+    write_prompts(model, {"query": "q: "}, None)
+    assert fetch("org/name").returncode == 0
+    files = {"modules.json", "1_Pooling/config.json", "config_sentence_transformers.json"}
+    assert hub.fetched() == NEEDED | files
 
 
 def test_only_shards_of_the_index_are_fetched(hub: FakeHub, fetch: Fetch, model: Path) -> None:

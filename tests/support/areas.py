@@ -5,15 +5,15 @@ from fnmatch import fnmatch
 # By area, a folder of src/specqd or csrc: patterns of `tests/test_<pattern>.py`.
 AREAS = {
     "formats": "draft_formats formats fp4 gguf* hostile_metadata packed_changes tensors wrapping",
-    "config": "config* hostile_metadata rope",
+    "config": "config* embedding_config hostile_metadata rope",
     "text": (
         "calibration channels chat_template continuing given_template reasoning stops "
         "template_process text_parts tokenizer* without_posix"
     ),
-    "hub": "cached_models disk_faults head_fetching hub* small_*",
+    "hub": "cached_models catalogue disk_faults head_fetching hub* small_*",
     "model": (
-        "calibration context decoder dflash* exactness experts find_wrong_bit fp4 gemma4 "
-        "gguf_recurrent goldens head* kv_* latent mtp* native_structs pack* partial_head "
+        "calibration context decoder dflash* exactness experts find_wrong_bit fp4 "
+        "gemma4 gguf_recurrent goldens head* kv_* latent mtp* native_structs pack* partial_head "
         "prompt_cache prompt_files prompt_store real_models recurrent* rope stages taps tensors"
     ),
     "kernels": (
@@ -33,8 +33,8 @@ AREAS = {
         "server_engine shared_cache threads turns"
     ),
     "llm": (
-        "async_llm chains interpreter_exit llm* lm_eval messages prompt_logprobs schemas "
-        "small_models turns"
+        "async_llm chains interpreter_exit llm* lm_eval messages prompt_logprobs "
+        "schemas small_models turns"
     ),
     "openai": "batch* lenient openai* plain_tools refusals responses server_structured tool*",
     "anthropic": "client_* clients messages",
@@ -45,8 +45,8 @@ AREAS = {
     "ray": "deploy ray",
     "bench": "agreement bench* peer_* rounds stages suggestion",
     "cli": (
-        "batch_command bench* cached_models chat chat_[cp]* cli* docs explain extras "
-        "small_fetching suggestion without_posix"
+        "* batch_command bench* cached_models catalogue chat chat_ cli* cp docs explain "
+        "extras small_fetching suggestion without_posix"
     ),
     "docs": "architecture areas client_snippets deploy distribution docs examples find_wrong_bit",
     "fuzz": "fuzz hostile_metadata",

@@ -3,18 +3,20 @@
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from specqd.cli import fitting
 from specqd.cli.command import Command
 from specqd.cli.fetching import fetch
-from specqd.cli.options import complete_model, option
+from specqd.cli.options import Positions, complete_model, option
 from specqd.cli.terminal import aligned, one_line, shown_bytes
 from specqd.errors import RequestError, SpecqdError
 
 if TYPE_CHECKING:
     from specqd.hub import CachedModel
+    from specqd.hub.catalogue import Entry
 
 _REMOVABLE = "owner/name[@revision] or a short name."
 
@@ -46,45 +48,85 @@ class ModelReport:
 
 @click.command(cls=Command)
 @option("--json", "is_json", is_flag=True, help="Print one JSON object.")
-def models(is_json: bool) -> None:
+@option(
+    "--for",
+    "memory",
+    type=fitting.MemorySize(),
+    metavar="SIZE",
+    help="Show which models fit a machine with so much memory, such as 16g, or into the free "
+    "memory of this machine (here), and how many tokens/s to expect.",
+)
+@option(
+    "--bandwidth",
+    needs="memory",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="GB/S",
+    help="With --for: memory bandwidth of that machine. Default: this machine's, measured.",
+)
+@option(
+    "--context",
+    needs="memory",
+    type=Positions(1),
+    default=4096,
+    show_default=True,
+    metavar="N",
+    help="With --for: tokens for which the memory must suffice.",
+)
+def models(is_json: bool, memory: str | None, bandwidth: float | None, context: int) -> None:
     """List models: cached ones, with their memory, and short names.
 
     "fits" compares the memory that a model's weights typically take with the memory that this
-    machine has left. The KV cache needs more; --context N bounds it. "draft" is the small model
-    that auto adds to a model's drafts.
+    machine has left. The KV cache needs more; --context N bounds it. What drafts for a model: its
+    own 4 bits, its MTP layer (mtp), the small model that auto adds, and a trained head, which
+    --draft head:DIR names.
 
     \b
     Examples:
       specqd models
+      specqd models --for 16g
+      specqd models --for 32g --bandwidth 80 --context 32k
       specqd pull qwen3:0.6b
       specqd rm qwen3:0.6b
     """
     from specqd import _native
     from specqd.hub import SHIPPED, SHORT_NAMES, CachedModel, cached_models, shipped_model
+    from specqd.hub.catalogue import CATALOGUE
     from specqd.siblings import sibling_of
 
+    target = None if memory is None else fitting.Target.of(memory, bandwidth)
+    if target is not None and not is_json:
+        click.echo("\n".join(fitting.fitting_lines(target, context)))
+        return
     shipped, available = shipped_model(), _native.usable_memory()
     size = sum(file.stat().st_size for file in shipped.iterdir())
     found = [CachedModel(SHIPPED, shipped, size), *cached_models()]
     reports = [ModelReport.of(each, available) for each in found]
     if is_json:
-        memory = None if available < 0 else available
-        content = {
-            "usable_memory_bytes": memory,
+        content: dict[str, Any] = {
+            "usable_memory_bytes": None if available < 0 else available,
             "short_names": SHORT_NAMES,
             "small": {name: sibling_of(repo) for name, repo in SHORT_NAMES.items()},
+            "catalogue": [_described(each) for each in CATALOGUE],
         }
+        if target is not None:
+            content["for"] = fitting.described(target, context)
         print(json.dumps({"models": [asdict(each) for each in reports]} | content))
         return
     left = "" if available < 0 else f", of {available / 1e9:.1f} GB left"
     rows = [["model", "on disk", "in memory", "fits"], *map(_row, reports)]
     click.echo("\n".join(aligned(rows)))
     click.echo(f"\nMemory of the weights{left}. Short names, fetched when first used:\n")
-    names = {repo: name for name, repo in SHORT_NAMES.items()}
-    for name, repo in SHORT_NAMES.items():
-        small = sibling_of(repo)
-        draft = "" if small is None else f"draft {names.get(small, small)}"
-        click.echo(f"  {name:<20}{repo:<40}{draft}".rstrip())
+    for each in CATALOGUE:
+        use = "embeddings" if each.embeds else f"drafts: {', '.join(fitting.drafts_of(each))}"
+        click.echo(f"  {each.name:<22}{each.repository:<38}{each.memory_gb:6.1f} GB  {use}")
+
+
+def _described(entry: "Entry") -> dict[str, Any]:
+    return asdict(entry) | {
+        "memory_gb": entry.memory_gb,
+        "has_mtp": entry.has_mtp,
+        "has_own_draft": entry.has_own_draft,
+    }
 
 
 def _row(report: ModelReport) -> list[str]:

@@ -13,10 +13,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from specqd.config import read_config
+from specqd.config import embedding, read_config
 from specqd.errors import HubError, SpecqdError
 from specqd.formats.gguf import is_gguf
 from specqd.formats.safetensors import INDEX, PACKED_WEIGHTS, WEIGHTS, read_index
+from specqd.hub.catalogue import SHORT_NAMES as SHORT_NAMES
 from specqd.hub.repository import Repository, local_files
 
 # owner/name, optionally @revision (a branch, tag or commit; branches may hold slashes) and :FILE,
@@ -27,40 +28,6 @@ _REPO = re.compile(
     re.ASCII,
 )
 _PART = re.compile(r"-\d{5}-of-\d{5}$")  # of a GGUF file's stem
-# Well-known chat models by family and size. read_config accepts each of them.
-SHORT_NAMES = {
-    "gemma3:270m": "google/gemma-3-270m-it",
-    "gemma3:1b": "google/gemma-3-1b-it",
-    "granite3.3:2b": "ibm-granite/granite-3.3-2b-instruct",
-    "granite3.3:8b": "ibm-granite/granite-3.3-8b-instruct",
-    "llama3.1:8b": "meta-llama/Llama-3.1-8B-Instruct",
-    "llama3.2:1b": "meta-llama/Llama-3.2-1B-Instruct",
-    "llama3.2:3b": "meta-llama/Llama-3.2-3B-Instruct",
-    "mistral:7b": "mistralai/Mistral-7B-Instruct-v0.3",
-    "olmo2:1b": "allenai/OLMo-2-0425-1B-Instruct",
-    "olmo2:7b": "allenai/OLMo-2-1124-7B-Instruct",
-    "phi3.5:3.8b": "microsoft/Phi-3.5-mini-instruct",
-    "qwen2.5:0.5b": "Qwen/Qwen2.5-0.5B-Instruct",
-    "qwen2.5:1.5b": "Qwen/Qwen2.5-1.5B-Instruct",
-    "qwen2.5:3b": "Qwen/Qwen2.5-3B-Instruct",
-    "qwen2.5:7b": "Qwen/Qwen2.5-7B-Instruct",
-    "qwen2.5:14b": "Qwen/Qwen2.5-14B-Instruct",
-    "qwen2.5-coder:0.5b": "Qwen/Qwen2.5-Coder-0.5B-Instruct",
-    "qwen2.5-coder:1.5b": "Qwen/Qwen2.5-Coder-1.5B-Instruct",
-    "qwen2.5-coder:3b": "Qwen/Qwen2.5-Coder-3B-Instruct",
-    "qwen2.5-coder:7b": "Qwen/Qwen2.5-Coder-7B-Instruct",
-    "qwen2.5-coder:14b": "Qwen/Qwen2.5-Coder-14B-Instruct",
-    "qwen3:0.6b": "Qwen/Qwen3-0.6B",
-    "qwen3:1.7b": "Qwen/Qwen3-1.7B",
-    "qwen3:4b": "Qwen/Qwen3-4B",
-    "qwen3:8b": "Qwen/Qwen3-8B",
-    "qwen3:14b": "Qwen/Qwen3-14B",
-    "qwen3:30b-a3b": "Qwen/Qwen3-30B-A3B",
-    "smollm2:135m": "HuggingFaceTB/SmolLM2-135M-Instruct",
-    "smollm2:360m": "HuggingFaceTB/SmolLM2-360M-Instruct",
-    "smollm2:1.7b": "HuggingFaceTB/SmolLM2-1.7B-Instruct",
-    "smollm3:3b": "HuggingFaceTB/SmolLM3-3B",
-}
 SHIPPED = "pycode-28m"
 _DESCRIPTION = [
     "config.json",
@@ -72,6 +39,7 @@ _DESCRIPTION = [
     "chat_template.jinja",
     "additional_chat_templates/*.jinja",
     "mask_embedding.pt",  # drafters that have it are refused
+    *embedding.FILES,
     INDEX,
 ]
 
