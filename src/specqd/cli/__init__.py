@@ -81,12 +81,12 @@ def _show_warning(
 ) -> None:
     """Prints our own warnings, one line each; drops those of Python and its libraries."""
     from specqd.cli.command import name_option
-    from specqd.cli.terminal import one_line
+    from specqd.cli.terminal import inform
     from specqd.errors import SpecqdWarning
 
     if isinstance(message, SpecqdWarning) and not _is_silent(message):
         name_option(message)
-        print(f"specqd: note: {one_line(str(message))}", file=sys.stderr)
+        inform(f"note: {message}")
 
 
 def _is_silent(warning: Warning) -> bool:

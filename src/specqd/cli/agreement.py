@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import click
-
-from specqd.cli.terminal import ProgressBar, aligned, one_line
+from specqd.cli.terminal import ProgressBar, aligned, inform, one_line
 
 if TYPE_CHECKING:
     from specqd.bench.draft_formats import FormatAgreement
@@ -39,7 +37,7 @@ def measure_agreement(
 
 def note_left_out(left_out: "Sequence[LeftOut]") -> None:
     for each in left_out:
-        click.echo(one_line(f"specqd: note: {each.draft} is left out: {each.reason}"), err=True)
+        inform(f"note: {each.draft} is left out: {each.reason}")
 
 
 def agreement_lines(found: "Sequence[FormatAgreement]") -> list[str]:

@@ -4,7 +4,14 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
-from specqd.cli.terminal import ProgressBar, harmless, has_colour, outputs_meet, write_text
+from specqd.cli.terminal import (
+    ProgressBar,
+    harmless,
+    has_colour,
+    is_quiet,
+    outputs_meet,
+    write_text,
+)
 from specqd.cli.wrapping import WordWrap
 
 if TYPE_CHECKING:
@@ -43,7 +50,7 @@ class RawAnswer(PlainAnswer):
             return
         if sys.stdout.isatty():
             write_text("\n")
-        elif outputs_meet():
+        elif outputs_meet() and not is_quiet():
             print(file=sys.stderr)  # not to stdout: the text stays as it is
 
 

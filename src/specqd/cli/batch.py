@@ -1,6 +1,5 @@
 """`specqd batch`: a file of OpenAI requests in, a file of answers out."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -19,8 +18,9 @@ from specqd.cli.options import (
     machine_options,
     model_argument,
     option,
+    quiet_option,
 )
-from specqd.cli.terminal import ProgressBar, one_line, say
+from specqd.cli.terminal import ProgressBar, inform
 from specqd.errors import RequestError
 from specqd.extras import install_command
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 )
 @draft_options
 @machine_options
+@quiet_option()
 @option(
     "--ray",
     excludes=("numa",),
@@ -88,8 +89,7 @@ def batch(
     with open_answers(out, asked) as answers, _saying_how_to_continue(asked, answers):
         before = len(answers.done)
         if before == len(asked.requests):
-            done = f"specqd: {out}: all {before} requests are answered already"
-            print(one_line(done), file=sys.stderr)
+            inform(f"{out}: all {before} requests are answered already")
             return
         if ray is None:
             refused, counts = _answer(asked, answers, model, draft, machine)
@@ -111,7 +111,7 @@ def batch(
     parts = [f"{new} {'answer' if new == 1 else 'answers'}", *counts]
     parts += [f"{refused} refused with status 400"] if refused else []
     parts += [f"{before} answered before"] if before else []
-    print(f"specqd: {', '.join(parts)}", file=sys.stderr)
+    inform(", ".join(parts))
 
 
 def _file(path: Path) -> Path:
@@ -127,7 +127,7 @@ def _saying_how_to_continue(asked: "Batch", answers: "Answers") -> Iterator[None
         yield
     except KeyboardInterrupt:
         done = f"{len(answers.done)} of {len(asked.requests)} requests are answered"
-        say(f"{done}; the same command continues")
+        inform(f"{done}; the same command continues")
         raise
 
 

@@ -28,12 +28,13 @@ from specqd.cli.options import (
     precision_option,
     prompt_cache_options,
     prompt_of,
+    quiet_option,
     template_option,
     text_argument,
 )
 from specqd.cli.sampling_options import sampling_of, sampling_options
 from specqd.cli.talk import COMMANDS, LEAVE, Talk
-from specqd.cli.terminal import no_echo, say
+from specqd.cli.terminal import inform, no_echo
 
 if TYPE_CHECKING:
     from specqd.llm import LLM
@@ -62,6 +63,7 @@ Examples:
 @context_option
 @prompt_cache_options
 @machine_options
+@quiet_option()
 def chat(
     model: str | None,
     words: tuple[str, ...],
@@ -113,7 +115,7 @@ def chat(
             return
         if is_terminal and params.temperature != given.temperature:
             ours = f"temperature {CHAT_TEMPERATURE}, repetition penalty {params.repetition_penalty}"
-            say(f"sampling: {ours}; /set changes it")
+            inform(f"sampling: {ours}; /set changes it")
         piped = PipedInput(sys.stdin.buffer)
         _converse(talk, piped if keyboard is None else _terminal(keyboard, settings))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from specqd.cli.terminal import harmless, has_colour, one_line
+from specqd.cli.terminal import harmless, has_colour, is_quiet, one_line
 from specqd.text.token_texts import TokenTexts
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ def show(result: "Result", tokenizer: "Tokenizer", out: TextIO) -> None:
     spans, chain = explained(result.completions[0], tokenizer), result.stats.chain
     text = for_terminal(spans, has_colour=has_colour(out))
     print(text, end="" if result.text.endswith("\n") else "\n", file=out, flush=True)
-    print(legend(spans, chain, has_colour=has_colour(sys.stderr)), file=sys.stderr)
+    if not is_quiet():
+        print(legend(spans, chain, has_colour=has_colour(sys.stderr)), file=sys.stderr)
 
 
 def for_terminal(spans: Sequence[Span], *, has_colour: bool) -> str:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from specqd.cli.terminal import say, shown_bytes
+from specqd.cli.terminal import inform, shown_bytes
 from specqd.errors import SpecqdError
 
 
@@ -26,7 +26,7 @@ def fetch(model: str, *, is_pulled: bool = False) -> Path:
         if is_new or is_pulled:
             _fetch_small(small)
         else:
-            say(
+            inform(
                 f"note: auto drafts without the small model {small}, which is not in the cache; "
                 f"`specqd pull {model}` fetches it, --no-small turns this note off"
             )
@@ -38,9 +38,9 @@ def _fetch_small(small: str) -> None:
 
     def announce(size: int) -> None:
         what = f"{small} ({shown_bytes(size)}), a small draft model"
-        say(f"note: also fetching {what}; --no-small leaves it out")
+        inform(f"note: also fetching {what}; --no-small leaves it out")
 
     try:
         resolve(small, announce=announce)
     except SpecqdError as error:
-        say(f"note: the small draft model was not fetched: {error}")
+        inform(f"note: the small draft model was not fetched: {error}")

@@ -32,12 +32,13 @@ from specqd.cli.options import (
     prompt_cache_options,
     prompt_of,
     prompt_options,
+    quiet_option,
     template_option,
     text_argument,
 )
 from specqd.cli.sampling_options import sampling_of, sampling_options
 from specqd.cli.summary import level_table, prompt_speed, summary
-from specqd.cli.terminal import one_line, say
+from specqd.cli.terminal import inform, is_quiet, one_line
 from specqd.errors import RequestError
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ _PATIENCE = 1.0  # seconds without standard input before a note says so
 @context_option
 @prompt_cache_options
 @machine_options
+@quiet_option("has_stats", "is_explained")
 @option("--json", "is_json", is_flag=True, help="Print text and statistics as JSON.")
 @option(
     "--logprobs",
@@ -145,7 +147,7 @@ def generate(
     if page is not None:
         write_page(llm, text, result, page)
     if not is_json:
-        say(summary(llm, result, params, has_seed=has_stats))
+        inform(summary(llm, result, params, has_seed=has_stats))
     if has_stats:
         lines = [f"prompt: {prompt_speed(result.stats)}", *level_table(result.stats)]
         print("\n".join(lines), file=sys.stderr)
@@ -162,7 +164,7 @@ def write_stream(
     answer: PlainAnswer = RawAnswer()
     if reasoning is not None:
         params = replace(params, skip_special_tokens=not reasoning.has_special_marks)
-        answer = ReasonedAnswer(reasoning, shows_thoughts=sys.stderr.isatty())
+        answer = ReasonedAnswer(reasoning, shows_thoughts=sys.stderr.isatty() and not is_quiet())
     with reading_bar() as bar:
         return write_answer(llm.stream(prompt, params, on_prompt=bar), answer, bar)
 
@@ -211,7 +213,9 @@ def _read_input() -> str:
     # A test's stand-in has no descriptor and never waits. Windows can wait for sockets only.
     with suppress(OSError, ValueError):
         if not select.select([sys.stdin], [], [], _PATIENCE)[0]:
-            say("waiting for standard input, which is part of the prompt; </dev/null leaves it out")
+            inform(
+                "waiting for standard input, which is part of the prompt; </dev/null leaves it out"
+            )
     return _decoded(sys.stdin.buffer.read(), "standard input")
 
 

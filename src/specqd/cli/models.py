@@ -10,7 +10,7 @@ import click
 from specqd.cli import fitting
 from specqd.cli.command import Command
 from specqd.cli.fetching import fetch
-from specqd.cli.options import Positions, complete_model, option
+from specqd.cli.options import Positions, complete_model, option, quiet_option
 from specqd.cli.terminal import aligned, one_line, shown_bytes
 from specqd.errors import RequestError, SpecqdError
 
@@ -140,6 +140,7 @@ def _row(report: ModelReport) -> list[str]:
 @click.command(cls=Command)
 @click.argument("model", shell_complete=complete_model, help=_REMOVABLE)
 @option("--no-small", is_flag=True, help="Do not also fetch the small model that drafts for it.")
+@quiet_option()
 def pull(model: str, no_small: bool) -> None:
     """Fetch a model into Hugging Face's cache.
 

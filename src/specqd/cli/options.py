@@ -1,5 +1,6 @@
 """Arguments and options that several commands share."""
 
+import logging
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from specqd.cli.command import MODEL_OPTION, Model, ModelName, Option, keep_model
+from specqd.cli.terminal import QUIET
 
 if TYPE_CHECKING:
     from specqd.model.model import Machine
@@ -232,6 +234,28 @@ def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "all, also those of packed models. replicate: copy them to each.",
     )
     return threads(isa(numa(with_machine)))
+
+
+def quiet_option(*excludes: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """--quiet, which no argument of the command shows. excludes: parameters that print more."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def with_quiet(*, quiet: bool, **others: Any) -> Any:
+            if quiet:
+                click.get_current_context().meta[QUIET] = True
+                logging.getLogger("specqd").setLevel(logging.ERROR)
+                os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+            return command(**others)
+
+        return option(
+            *("-q", "--quiet"),
+            excludes=excludes,
+            is_flag=True,
+            help="Print nothing but errors on standard error.",
+        )(with_quiet)
+
+    return add
 
 
 def context_option(command: Command) -> Command:

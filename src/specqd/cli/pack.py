@@ -15,8 +15,14 @@ from typing import TYPE_CHECKING
 import click
 
 from specqd.cli.command import Command
-from specqd.cli.options import MODEL_IS, MachineChoice, complete_model, machine_options
-from specqd.cli.terminal import ProgressBar, one_line
+from specqd.cli.options import (
+    MODEL_IS,
+    MachineChoice,
+    complete_model,
+    machine_options,
+    quiet_option,
+)
+from specqd.cli.terminal import ProgressBar, inform, one_line
 from specqd.errors import RequestError, SpecqdWarning, naming_file
 from specqd.formats.fp4 import DraftFormat
 from specqd.formats.sync import sync
@@ -60,6 +66,7 @@ _DESCRIPTION = (
     "loading does.",
 )
 @machine_options
+@quiet_option()
 def pack(
     model: str,
     out: Path,
@@ -108,9 +115,7 @@ def pack(
         weights = _with_mtp(weights, directory, config, chosen)
         if missed := left_out(directory, weights):
             more = f" and {len(missed) - 1} more" if len(missed) > 1 else ""
-            click.echo(
-                one_line(f"note: left out, as nothing reads it: {missed[0]}{more}"), err=True
-            )
+            inform(f"note: left out, as nothing reads it: {missed[0]}{more}")
         _write(unfinished, directory, weights, text.name if text else "none")
     click.echo(one_line(f"{out}: {_described(weights)}"))
 

@@ -21,11 +21,12 @@ from specqd.cli.options import (
     models_argument,
     option,
     prompt_cache_options,
+    quiet_option,
     template_option,
 )
 from specqd.cli.sampling_options import recommended_options
 from specqd.cli.serving import Opening
-from specqd.cli.terminal import say
+from specqd.cli.terminal import inform
 from specqd.errors import RequestError
 from specqd.extras import install_command
 
@@ -138,6 +139,7 @@ Examples:
     help="The only model's name in the API. Default: the directory's name, or owner/name.",
 )
 @machine_options
+@quiet_option("log_requests")
 def serve(
     model: tuple[str, ...],
     draft: Drafting,
@@ -195,7 +197,7 @@ def serve(
     _announce(", ".join(each.name for each in models.all), sock.getsockname(), is_open=not api_keys)
     names = frozenset(each.lower() for each in (host, *allow_host))
     access = Access(api_keys=api_keys, host_names=names, origins=allow_origin)
-    run(models, access, sock, DRAIN_SECONDS, say, is_lenient=lenient, logs_requests=log_requests)
+    run(models, access, sock, DRAIN_SECONDS, inform, is_lenient=lenient, logs_requests=log_requests)
 
 
 def _check_keys(api_keys: tuple[str, ...]) -> None:
@@ -208,9 +210,9 @@ def _check_keys(api_keys: tuple[str, ...]) -> None:
 def _announce(model: str, address: tuple[Any, ...], *, is_open: bool) -> None:
     """Says where the model is served, and warns if anyone may use it."""
     shown = f"[{address[0]}]" if ":" in address[0] else address[0]
-    say(f"serving {model} at http://{shown}:{address[1]}")
+    inform(f"serving {model} at http://{shown}:{address[1]}")
     if is_open and not ip_address(address[0]).is_loopback:
-        say("warning: anyone who can reach this port can use it; set --api-key")
+        inform("warning: anyone who can reach this port can use it; set --api-key")
 
 
 def _origin(given: str) -> str:

@@ -12,7 +12,7 @@ from specqd.cli.draft_options import Drafting
 from specqd.cli.fetching import fetch
 from specqd.cli.opening import load_llm
 from specqd.cli.options import MachineChoice, PromptCacheChoice
-from specqd.cli.terminal import say, shown_bytes
+from specqd.cli.terminal import inform, shown_bytes
 from specqd.errors import RequestError, ShortMemoryError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Opening:
         shared = Shared()
         sources = [self._source(each, memory, shared) for each in words or (None,)]
         _check_names([each.name for each in sources], words)
-        models = Models(sources, memory=memory, keep_alive_s=keep_alive_s, say=say)
+        models = Models(sources, memory=memory, keep_alive_s=keep_alive_s, say=inform)
         if len(sources) == 1:
             models.load_all()
         return models

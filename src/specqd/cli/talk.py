@@ -16,7 +16,7 @@ from specqd.cli.answers import PlainAnswer, ReasonedAnswer, reading_bar, write_a
 from specqd.cli.chat_settings import Settings
 from specqd.cli.conversation import converse
 from specqd.cli.summary import is_full, level_table, prompt_speed, summary
-from specqd.cli.terminal import harmless, has_colour, say
+from specqd.cli.terminal import harmless, has_colour, inform, is_quiet, say
 from specqd.errors import RequestError, SpecqdError
 
 if TYPE_CHECKING:
@@ -102,12 +102,12 @@ class Talk:
 
         name = model_name(self._llm.directory)
         if not self._llm.tokenizer.has_chat_template:
-            say(
+            inform(
                 f"{name} has no chat template: it continues what you write"
                 + ("" if is_brief else "; an empty line continues the text as it is")
             )
         if self._is_terminal and not is_brief:
-            say(f"{name}: /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
+            inform(f"{name}: /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
 
     def take(self, line: str) -> bool:
         """Answers a message or runs a command. Returns False to end the conversation."""
@@ -257,6 +257,8 @@ class Talk:
             signal.signal(signal.SIGINT, before)
 
     def _show_end(self, result: "Result") -> None:
+        if is_quiet():
+            return
         line = f"specqd: {summary(self._llm, result, self._params)}"
         if is_full(self._llm, result):
             line += "; /clear starts again"

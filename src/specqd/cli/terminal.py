@@ -9,6 +9,8 @@ from pathlib import Path
 from threading import Lock, Timer
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
+import click
+
 try:
     import termios
     import tty
@@ -30,6 +32,7 @@ _CONTROLS = [
 ]
 _WITHOUT_CONTROLS = dict.fromkeys(_CONTROLS)
 _PATIENCE = 0.5  # seconds before a progress bar appears
+QUIET = "specqd.quiet"  # key of the meta of a quiet command's context
 
 # Whether the terminal shows what is typed while no program reads it. The console of Windows keeps
 # it, unseen, for the next reader.
@@ -49,9 +52,21 @@ def shown_bytes(count: int) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
+def is_quiet() -> bool:
+    """Whether the running command prints only errors on standard error."""
+    context = click.get_current_context(silent=True)
+    return context is not None and QUIET in context.meta
+
+
 def say(text: str) -> None:
-    """Prints a message of the program to standard error, on one line."""
+    """Prints an answer of the program to standard error, on one line."""
     print(f"specqd: {one_line(text)}", file=sys.stderr)
+
+
+def inform(text: str) -> None:
+    """Prints what nobody asked for in the same way, unless the command is quiet."""
+    if not is_quiet():
+        say(text)
 
 
 def write_text(text: str) -> None:
@@ -134,7 +149,7 @@ class ProgressBar:
         self._timer.daemon = True
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not is_quiet():
             self._timer.start()
         return self
 
