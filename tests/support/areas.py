@@ -12,7 +12,7 @@ AREAS = {
     ),
     "hub": "cached_models catalogue disk_faults head_fetching hub* small_*",
     "model": (
-        "calibration context decoder dflash* exactness experts find_wrong_bit fp4 "
+        "calibration context decoder dflash* embeddings exactness experts find_wrong_bit fp4 "
         "gemma4 gguf_recurrent goldens head* kv_* latent mtp* native_structs pack* partial_head "
         "prompt_cache prompt_files prompt_store real_models recurrent* rope stages taps tensors"
     ),
@@ -33,7 +33,7 @@ AREAS = {
         "server_engine shared_cache threads turns"
     ),
     "llm": (
-        "async_llm chains interpreter_exit llm* lm_eval messages prompt_logprobs "
+        "async_llm chains embeddings interpreter_exit llm* lm_eval messages prompt_logprobs "
         "schemas small_models turns"
     ),
     "openai": "batch* lenient openai* plain_tools refusals responses server_structured tool*",

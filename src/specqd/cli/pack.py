@@ -197,7 +197,10 @@ def _write(out: Path, source: Path, weights: "DecoderWeights", calibration: str)
 
 
 def _copy_description(out: Path, directory: Path) -> None:
-    for file in sorted(path for pattern in _DESCRIPTION for path in directory.glob(pattern)):
+    from specqd.config.embedding import FILES
+
+    patterns = (*_DESCRIPTION, *FILES)
+    for file in sorted(path for pattern in patterns for path in directory.glob(pattern)):
         if file.is_file():
             copy = out / file.relative_to(directory)
             copy.parent.mkdir(exist_ok=True)
@@ -206,12 +209,16 @@ def _copy_description(out: Path, directory: Path) -> None:
 
 def _write_description(out: Path, gguf: Path) -> None:
     """The configuration and tokenizer of a GGUF file, as a Hugging Face directory has them."""
+    from specqd.config.embedding import gguf_files
     from specqd.config.gguf import config_fields
     from specqd.formats.gguf import GgufFile
     from specqd.text.gguf_tokenizer import tokenizer_files
 
-    config = json.dumps(config_fields(GgufFile.open(gguf)).values, indent=1)
-    for name, text in {"config.json": config, **tokenizer_files(gguf)}.items():
+    file = GgufFile.open(gguf)
+    config = json.dumps(config_fields(file).values, indent=1)
+    texts = {"config.json": config, **gguf_files(file), **tokenizer_files(gguf)}
+    for name, text in texts.items():
+        (out / name).parent.mkdir(exist_ok=True)
         (out / name).write_text(text + "\n", encoding="utf-8")
 
 

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 from weakref import finalize
 
+import numpy as np
+from numpy.typing import NDArray
+
 from specqd.engine.engine import Engine
 from specqd.engine.generation import GenerationRequest
 from specqd.engine.reports import Stats
@@ -158,6 +161,25 @@ class AsyncLLM:
             lambda: chat_prompt(tokenizer, messages, chat_template_kwargs, template_variables),
             params,
         )
+
+    async def embed(
+        self,
+        texts: Prompt | SequenceOf[Prompt],
+        *,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+    ) -> NDArray[np.float32]:
+        """The vectors of one text or several, with the arguments of `LLM.embed`."""
+        embedder = self.llm.embedder()
+        dimensions, many = embedder.check_dimensions(dimensions), prompts_of(texts, "texts")
+        encoded = await asyncio.to_thread(
+            lambda: [embedder.encode(each, prompt_name) for each in many]
+        )
+        thread, engine = self._started(), self.llm.engine
+        run = await thread.ask(lambda: embedder.begin(encoded))
+        while not run.is_done:
+            await thread.ask(lambda: run.step(engine.rows_beside()))
+        return embedder.vectors(run, dimensions)
 
     async def _whole(self, prompts: list[list[int]], params: SamplingParams) -> list[Result]:
         updates: list[Update] = []

@@ -39,17 +39,17 @@ def token_ids(name: str, value: object) -> list[int]:
     return [int(each) for each in ids]
 
 
-def prompts_of(prompts: object) -> list[Prompt]:
-    """One prompt or several, as a list; raises FieldError for other values."""
+def prompts_of(prompts: object, name: str = "prompts") -> list[Prompt]:
+    """One prompt or several, as a list; raises FieldError, which names the argument."""
     if isinstance(prompts, str):
         return [prompts]
     if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | Mapping):
-        raise FieldError("prompts", f"{shown(prompts)} is not a text, token ids, or a list of them")
+        raise FieldError(name, f"{shown(prompts)} is not a text, token ids, or a list of them")
     many = list(prompts)
     if many and all(map(_is_whole, many)):
-        return [token_ids("prompts", many)]
+        return [token_ids(name, many)]
     return [
-        each if isinstance(each, str) else token_ids(f"prompts[{i}]", each)
+        each if isinstance(each, str) else token_ids(f"{name}[{i}]", each)
         for i, each in enumerate(many)
     ]
 

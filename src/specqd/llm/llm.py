@@ -24,6 +24,7 @@ from specqd.llm.call import Call
 from specqd.llm.chains import Drafts
 from specqd.llm.checked import CheckedModel
 from specqd.llm.draft_words import DraftSpec, draft_format
+from specqd.llm.embedding import Embedder
 from specqd.llm.inputs import Messages, Prompt
 from specqd.llm.results import Result
 from specqd.llm.rules import Rules
@@ -270,6 +271,37 @@ class LLM:
             logits = self.model.logits(ids)
             isa = self.model.machine.isa
         return np.stack([_native.log_softmax(row, isa) for row in logits])
+
+    def embed(
+        self,
+        texts: Prompt | SequenceOf[Prompt],
+        *,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+    ) -> NDArray[np.float32]:
+        """The vectors of one text or several, each a text or token ids: float32 [n, dimensions].
+
+        Pooling, prompts and normalisation are those of the model's sentence-transformers files;
+        without such files, a vector is the last token's row, normalised. A vector has the same bits
+        alone and with others.
+
+        prompt_name: the model's prompt to put before each text, such as `query`; None: its default.
+        dimensions: shorter vectors, of a model that was trained for this.
+        """
+        embedder = self.embedder()
+        dimensions = embedder.check_dimensions(dimensions)
+        many = inputs.prompts_of(texts, "texts")
+        with self.turns.alone():
+            run = embedder.begin([embedder.encode(each, prompt_name) for each in many])
+        while not run.is_done:
+            with self.turns.alone():
+                run.step(self.engine.rows_beside())
+        return embedder.vectors(run, dimensions)
+
+    def embedder(self) -> Embedder:
+        """How the model embeds texts. Raises ConfigError if its files ask for what is not
+        supported."""
+        return Embedder(self.directory, self.model, self.tokenizer)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a text, with the special tokens that the model expects; ids pass through."""
