@@ -24,7 +24,8 @@ COMMANDS = {
 _REFUSED_COMMANDS = (
     ("ps stop", "Nothing runs in the background; Ctrl-C ends `specqd serve`."),
     ("create cp push convert quantize", "Models are used as they are; `specqd pack` packs one."),
-    ("embed embeddings rerank", "SpecQD generates text only."),
+    ("embed embeddings", "`specqd serve` answers /v1/embeddings; in Python, use LLM.embed."),
+    ("rerank", "SpecQD generates and embeds texts only."),
     ("login logout", "`hf auth login` keeps the token for gated models."),
     ("help", "`specqd --help` lists commands, `specqd COMMAND --help` options."),
     ("version", "`specqd --version` shows it."),
@@ -126,9 +127,10 @@ _REFUSED = (
         "`specqd serve` logs requests only with --log-requests, and counts them at /metrics.",
     ),
     (
-        "--embedding --embeddings --rerank --reranking --pooling --task --runner",
-        "SpecQD generates text only.",
+        "--embedding --embeddings --pooling --task --runner",
+        "`specqd serve` answers /v1/embeddings, too, with the pooling of the model's files.",
     ),
+    ("--rerank --reranking", "SpecQD generates and embeds texts only."),
     ("-mm --mmproj --image --audio --limit-mm-per-prompt", "Only text is read."),
     (
         "--generation-config --override-generation-config",

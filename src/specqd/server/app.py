@@ -23,6 +23,8 @@ from specqd.openai.requests import Prepared, chat_request, completion_request
 from specqd.openai.responses_answers import ResponsesAnswer
 from specqd.openai.responses_requests import responses_request
 from specqd.server.bodies import IgnoredFields, detokenize_request, json_of, tokenize_request
+from specqd.server.embeddings import PATH as EMBEDDINGS
+from specqd.server.embeddings import add_embeddings
 from specqd.server.guard import CLIENT, Access, Guard
 from specqd.server.metrics import CONTENT_TYPE
 from specqd.server.model_metrics import Merged
@@ -38,6 +40,7 @@ _PATHS = (
     "/v1/completions",
     "/v1/chat/completions",
     "/v1/responses",
+    EMBEDDINGS,
     ANTHROPIC,
     f"{ANTHROPIC}/count_tokens",
     "/v1/models",
@@ -120,6 +123,7 @@ def make_paths(models: Models, *, is_lenient: bool = False) -> FastAPI:
     add_texts(app, front)
     add_generation(app, front)
     add_messages(app, front)
+    add_embeddings(app, front)
 
     async def facts(request: Request, model: str | None) -> Facts:
         return (await front.service(request, model)).facts()

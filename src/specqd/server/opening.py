@@ -1,6 +1,7 @@
 """Makes a service of a loaded model: its engine, its name and its defaults."""
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from specqd.config import GenerationDefaults
@@ -45,7 +46,8 @@ def open_service(
     defaults = _replaced(llm.defaults, sampling or SamplingParams())
     if is_strict:
         defaults = defaults.with_openai_temperature()
-    return Service(Serving(engine, name, defaults), shared, remains, llm.close)
+    serving = Serving(engine, name, defaults, cache(llm.embedder))
+    return Service(serving, shared, remains, llm.close)
 
 
 def _replaced(defaults: GenerationDefaults, given: SamplingParams) -> GenerationDefaults:

@@ -17,6 +17,7 @@ from specqd.engine.reports import Stats, chain_of, longest_proposal, models_of
 from specqd.engine.thread import EngineThread, Job
 from specqd.engine.turns import Turns
 from specqd.grammars import Grammars
+from specqd.llm.embedding import Embedder
 from specqd.openai.answers import Answer, Reply, Usage, form_of
 from specqd.openai.grammar import request_grammar
 from specqd.openai.requests import Prepared
@@ -41,6 +42,7 @@ class Serving:
     engine: Engine
     model_name: str
     defaults: GenerationDefaults  # for fields that a request omits
+    embedder: Callable[[], Embedder]
     most_open_samples: int = 1024
 
 
@@ -111,6 +113,15 @@ class Service:
         is_long = body_size > _LONG_BODY_BYTES
         async with self._shared.long_bodies if is_long else nullcontext():
             return await asyncio.to_thread(work)
+
+    async def forward(self, work: Callable[[], T]) -> T:
+        """Runs forwards between two rounds of the engine, while no other model runs any."""
+
+        def alone() -> T:
+            with self._shared.rounds.alone():
+                return work()
+
+        return await self.thread.ask(alone)
 
     async def answer(
         self,

@@ -1,0 +1,56 @@
+"""The path /v1/embeddings. Forwards of texts to embed run between the engine's rounds."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+
+from specqd.llm.embedding import Embedder
+from specqd.model.embedding import EmbeddingRun
+from specqd.openai.answers import Usage
+from specqd.openai.embeddings import EmbeddingRequest, embedding_answer, embedding_request
+from specqd.server.request_log import USAGE
+from specqd.server.service import Service
+from specqd.server.streams import while_connected
+
+if TYPE_CHECKING:
+    from specqd.server.app import Front
+
+PATH = "/v1/embeddings"
+
+
+def add_embeddings(app: FastAPI, front: "Front") -> None:
+    @app.post(PATH)
+    async def embeddings(request: Request) -> Response:
+        parsed = embedding_request(await front.json_of(request))
+        service = await front.service(request, parsed.model)
+        embedder = service.serving.embedder()
+        dimensions = embedder.check_dimensions(parsed.dimensions)
+        body_size = len(await request.body())
+        texts = await service.in_turn(body_size, lambda: _encoded(embedder, parsed))
+        run = await service.thread.ask(lambda: embedder.begin(texts))
+        request.scope[USAGE] = Usage(run.num_tokens)
+        await while_connected(request.receive, _finish(service, run))
+        if not run.is_done:
+            return Response()  # which no one reads
+
+        def answer() -> str:
+            vectors = embedder.vectors(run, dimensions)
+            name, is_base64 = service.serving.model_name, parsed.is_base64
+            return json.dumps(embedding_answer(name, vectors, run.num_tokens, is_base64=is_base64))
+
+        return Response(await asyncio.to_thread(answer), media_type="application/json")
+
+
+def _encoded(embedder: Embedder, parsed: EmbeddingRequest) -> Sequence[Sequence[int]]:
+    return [embedder.encode(each, parsed.prompt_name) for each in parsed.inputs]
+
+
+async def _finish(service: Service, run: EmbeddingRun) -> None:
+    """Runs all forwards."""
+    engine = service.engine
+    while not run.is_done:
+        await service.forward(lambda: run.step(engine.rows_beside()))
