@@ -143,8 +143,8 @@ def test_a_stream_shows_its_parameters_and_its_result(llm: LLM) -> None:
 
 def test_help_shows_only_what_users_call() -> None:
     members = {name for name in dir(LLM) if not name.startswith("_")}
-    calls = {"generate", "stream", "chat", "stream_chat", "logprobs", "encode", "decode"}
-    assert members == calls | {"close", "with_draft", "model", "engine"}
+    calls = {"generate", "stream", "chat", "stream_chat", "logprobs", "embed", "encode", "decode"}
+    assert members == calls | {"close", "with_draft", "model", "engine", "embedder"}
     assert all(getattr(LLM, name).__doc__ for name in members)
 
 
