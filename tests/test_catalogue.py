@@ -29,6 +29,12 @@ def test_numbers_of_weights_fit_together(entry: Entry) -> None:
     is_sparse = entry.read < entry.weights - entry.untied - 2e-3
     size = entry.name.partition(":")[2]
     assert is_sparse == ("-a" in size or entry.model_type == "gpt_oss")
+    assert bool(entry.experts) == ("-a" in size)
+    if entry.experts:  # a router chooses 8 of 128, 4 of 64, 4 of 32 or 8 of 256
+        chosen = entry.experts - (entry.weights - entry.untied - entry.read)
+        assert 1 / (chosen / entry.experts) == pytest.approx(
+            {"lfm2_moe": 8, "qwen3_5_moe": 32}.get(entry.model_type, 16), rel=0.01
+        )
     if named := re.fullmatch(r"([\d.]+)([mb])(-a.*)?", size):
         stated = float(named[1]) / (1 if named[2] == "b" else 1000)
         assert entry.weights == pytest.approx(stated, rel=0.5)  # names round
@@ -63,6 +69,15 @@ def test_drafted_speed_is_that_of_the_capacity_model() -> None:
         speeds.append(tokens / ((8 * 13 / 8 + k * 8 * 4.25 / 8) / 300))
     assert entry.speed(300, drafts=True) == pytest.approx(max(speeds))
     assert entry.speed(300, drafts=True) > 1.5 * entry.speed(300, drafts=False)
+
+
+def test_verified_rows_of_a_model_with_experts_read_more_of_them() -> None:
+    """Of 8 experts a row chooses 2, so two rows choose 3.5 on average."""
+    entry = Entry("a:5b-a2b", "a/b", "qwen3_moe", 5.0, 2.0, 1.0, experts=4.0)
+    dense = Entry("a:2b", "a/b", "qwen3", 2.0, 2.0, 1.0)
+    assert entry.speed(40, drafts=False) == pytest.approx(dense.speed(40, drafts=False))
+    assert entry.speed(40, drafts=True) < dense.speed(40, drafts=True)
+    assert entry._exact_gb(2) == pytest.approx((1 + 4.0 * 3.5 / 8) * 13 / 8)
 
 
 def test_models_that_fit_are_the_largest_first() -> None:

@@ -16,8 +16,9 @@ ACCEPTANCE = 0.85  # of a token of the self-draft after those before it, at a te
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A model. Weights are in 10^9: all, those that a token reads, and those of an input embedding
-    that is not the output head. Those that are MXFP4 in the file are counted again.
+    """A model. Weights are in 10^9: all, those that a token reads, those of an input embedding that
+    is not the output head, and those of all experts among which a router chooses. Those that are
+    MXFP4 in the file are counted again.
 
     head: the repository of a trained head or block drafter. embeds: made for embeddings.
     """
@@ -29,6 +30,7 @@ class Entry:
     read: float
     cache_kb: float  # of keys and values per token
     untied: float = 0.0
+    experts: float = 0.0
     mxfp4: float = 0.0
     read_mxfp4: float = 0.0
     head: str | None = None
@@ -57,11 +59,20 @@ class Entry:
     def speed(self, bandwidth_gb_s: float, *, drafts: bool) -> float:
         """Tokens per second of one sequence, by the capacity model: memory alone limits it. With
         drafts, of the best length for ACCEPTANCE."""
-        exact = (self.read - self.read_mxfp4) * _EXACT + self.read_mxfp4 * _MXFP4
         lengths = range(_MOST_DRAFTED + 1 if drafts and self.has_own_draft else 1)
         return bandwidth_gb_s * max(
-            _tokens_of_round(length) / (exact + length * self.read * _DRAFT) for length in lengths
+            _tokens_of_round(length) / (self._exact_gb(length + 1) + length * self.read * _DRAFT)
+            for length in lengths
         )
+
+    def _exact_gb(self, rows: int) -> float:
+        """GB that an exact forward reads. Rows choose their experts independently of each other."""
+        others = 0.0
+        if self.experts:
+            chosen = self.experts - (self.weights - self.untied - self.read)  # by one row
+            of_rows = self.experts * (1 - (1 - chosen / self.experts) ** rows)
+            others = of_rows - chosen
+        return (self.read - self.read_mxfp4 + others) * _EXACT + self.read_mxfp4 * _MXFP4
 
 
 def _tokens_of_round(drafted: int) -> float:
@@ -74,7 +85,15 @@ CATALOGUE = (
     Entry("gemma3:1b", "google/gemma-3-1b-it", "gemma3_text", 1.000, 1.000, 26.62),
     Entry("gemma4:e2b", "google/gemma-4-E2B-it", "gemma4", 2.279, 2.279, 18.43),
     Entry("gemma4:e4b", "google/gemma-4-E4B-it", "gemma4", 4.644, 4.644, 57.34),
-    Entry("gemma4:26b-a4b", "google/gemma-4-26B-A4B-it", "gemma4", 25.232, 3.822, 225.28),
+    Entry(
+        "gemma4:26b-a4b",
+        "google/gemma-4-26B-A4B-it",
+        "gemma4",
+        25.232,
+        3.822,
+        225.28,
+        experts=22.838,
+    ),
     Entry("gemma4:31b", "google/gemma-4-31B-it", "gemma4", 30.696, 30.696, 901.12),
     Entry("glm4:9b", "zai-org/GLM-4-9B-0414", "glm4", 9.399, 8.779, 40.96, untied=0.621),
     Entry(
@@ -85,6 +104,7 @@ CATALOGUE = (
         3.579,
         102.27,
         untied=0.317,
+        experts=27.783,
     ),
     Entry(
         "gpt-oss:20b",
@@ -114,7 +134,7 @@ CATALOGUE = (
     Entry("lfm2:700m", "LiquidAI/LFM2-700M", "lfm2", 0.742, 0.742, 12.29),
     Entry("lfm2:1.2b", "LiquidAI/LFM2-1.2B", "lfm2", 1.170, 1.170, 12.29),
     Entry("lfm2:2.6b", "LiquidAI/LFM2-2.6B", "lfm2", 2.569, 2.569, 16.38),
-    Entry("lfm2:8b-a1b", "LiquidAI/LFM2-8B-A1B", "lfm2_moe", 8.340, 1.558, 12.29),
+    Entry("lfm2:8b-a1b", "LiquidAI/LFM2-8B-A1B", "lfm2_moe", 8.340, 1.558, 12.29, experts=7.751),
     Entry("lfm2.5:1.2b", "LiquidAI/LFM2.5-1.2B-Instruct", "lfm2", 1.170, 1.170, 12.29),
     Entry(
         "llama3.1:8b",
@@ -190,18 +210,41 @@ CATALOGUE = (
         head="z-lab/Qwen3-8B-DFlash-b16",
     ),
     Entry("qwen3:14b", "Qwen/Qwen3-14B", "qwen3", 14.768, 13.990, 163.84, untied=0.778),
-    Entry("qwen3:30b-a3b", "Qwen/Qwen3-30B-A3B", "qwen3_moe", 30.532, 3.042, 98.30, untied=0.311),
+    Entry(
+        "qwen3:30b-a3b",
+        "Qwen/Qwen3-30B-A3B",
+        "qwen3_moe",
+        30.532,
+        3.042,
+        98.30,
+        untied=0.311,
+        experts=28.991,
+    ),
     Entry("qwen3.5:0.8b", "Qwen/Qwen3.5-0.8B", "qwen3_5", 0.752, 0.752, 12.29),
     Entry("qwen3.5:2b", "Qwen/Qwen3.5-2B", "qwen3_5", 1.881, 1.881, 12.29),
     Entry("qwen3.5:4b", "Qwen/Qwen3.5-4B", "qwen3_5", 4.205, 4.205, 32.77),
     Entry("qwen3.5:9b", "Qwen/Qwen3.5-9B", "qwen3_5", 8.953, 7.936, 32.77, untied=1.017),
     Entry("qwen3.5:27b", "Qwen/Qwen3.5-27B", "qwen3_5", 26.893, 25.622, 65.54, untied=1.271),
     Entry(
-        "qwen3.5:35b-a3b", "Qwen/Qwen3.5-35B-A3B", "qwen3_5_moe", 34.659, 2.945, 20.48, untied=0.509
+        "qwen3.5:35b-a3b",
+        "Qwen/Qwen3.5-35B-A3B",
+        "qwen3_5_moe",
+        34.659,
+        2.945,
+        20.48,
+        untied=0.509,
+        experts=32.212,
     ),
     Entry("qwen3.6:27b", "Qwen/Qwen3.6-27B", "qwen3_5", 26.893, 25.622, 65.54, untied=1.271),
     Entry(
-        "qwen3.6:35b-a3b", "Qwen/Qwen3.6-35B-A3B", "qwen3_5_moe", 34.659, 2.945, 20.48, untied=0.509
+        "qwen3.6:35b-a3b",
+        "Qwen/Qwen3.6-35B-A3B",
+        "qwen3_5_moe",
+        34.659,
+        2.945,
+        20.48,
+        untied=0.509,
+        experts=32.212,
     ),
     Entry("qwen3.8:27b", "Qwen/Qwen3.8-27B", "qwen3_5", 26.893, 25.622, 65.54, untied=1.271),
     Entry("smollm2:135m", "HuggingFaceTB/SmolLM2-135M-Instruct", "llama", 0.134, 0.134, 23.04),
