@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -243,8 +243,10 @@ def quiet_option(*excludes: str) -> Callable[[Callable[..., Any]], Callable[...,
         @wraps(command)
         def with_quiet(*, quiet: bool, **others: Any) -> Any:
             if quiet:
-                click.get_current_context().meta[QUIET] = True
-                logging.getLogger("specqd").setLevel(logging.ERROR)
+                context, log = click.get_current_context(), logging.getLogger("specqd")
+                context.meta[QUIET] = True
+                context.call_on_close(partial(log.setLevel, log.level))
+                log.setLevel(logging.ERROR)
                 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
             return command(**others)
 
