@@ -18,7 +18,7 @@ from specqd.openai.answers import Usage
 from specqd.openai.parts import BlockReader
 from specqd.openai.requests import Prepared
 from specqd.openai.speculation import DraftMetrics
-from specqd.openai.tool_calls import CallForm
+from specqd.text.tool_calls import CallForm
 from support.events import events_of, kinds_of
 from support.openai_client import CHAT, MESSAGES, NO_WHITE_SPACE, RESPONSES, closed, function
 from support.random_models import BOS, EOS, Shape, make_model

@@ -9,9 +9,9 @@ from specqd.engine.generation import TokenLogprob
 from specqd.engine.updates import Update
 from specqd.openai.answers import Form, form_of
 from specqd.openai.requests import Prepared, chat_request, completion_request
-from specqd.openai.tool_calls import CallForm
 from specqd.text.token_texts import spelled
 from specqd.text.tokenizer import Tokenizer
+from specqd.text.tool_calls import CallForm
 
 TEXT = "aé€b"  # characters of one, two, three and one token
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from specqd.openai.plain_tools import in_messages
 from specqd.openai.requests import Prepared, chat_request
+from specqd.text.plain_tools import in_messages
 from specqd.text.tokenizer import Tokenizer
 from support.openai_client import CHAT, MESSAGES, closed, function
 from support.random_models import write_tokenizer

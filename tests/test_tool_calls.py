@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from specqd.errors import FieldError, RequestError
-from specqd.openai.tool_calls import Tool, ToolUse, call_form
 from specqd.text.tokenizer import Tokenizer
+from specqd.text.tool_calls import Tool, ToolUse, call_form
 from support.openai_client import closed, function
 from support.random_models import EOS, write_tokenizer
 from support.scripted_models import HERMES, LLAMA

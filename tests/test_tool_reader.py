@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from specqd.openai import tool_reader
-from specqd.openai.tool_reader import ToolReader
+from specqd.text import tool_reader
+from specqd.text.tool_reader import ToolReader
 from support.work import Counted, CountedPattern, Work
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "}<\\"é"}}\n</tool_call>'

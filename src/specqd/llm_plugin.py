@@ -22,10 +22,11 @@ from specqd.errors import RequestError, SpecqdError
 from specqd.hub import SHIPPED, SHORT_NAMES, cached_models, resolve
 from specqd.llm import LLM, Result
 from specqd.llm.async_llm import AsyncLLM
-from specqd.openai.parts import PartReader, Thought
+from specqd.openai.parts import reader_of
 from specqd.openai.requests import ChatRequest, Prepared
-from specqd.openai.tool_calls import NO_PARAMETERS, Tool, ToolUse
 from specqd.sampling import SamplingParams, chat_sampling
+from specqd.text.parts import PartReader, Thought
+from specqd.text.tool_calls import NO_PARAMETERS, Tool, ToolUse
 
 
 @cache
@@ -129,7 +130,7 @@ class _Asked:
             return cls(model, model.encode(text), params)
         use = ToolUse(tools) if tools else None
         prepared = Prepared.of(ChatRequest(tuple(messages), params, tool_use=use), model.tokenizer)
-        return cls(model, prepared.prompts[0], prepared.params, PartReader(prepared))
+        return cls(model, prepared.prompts[0], prepared.params, reader_of(prepared))
 
     def read(self, text: str, *, is_last: bool = False) -> Iterator[Any]:
         """Yields new text of the answer and of the reasoning; keeps calls."""

@@ -8,7 +8,7 @@ AREAS = {
     "config": "config* embedding_config hostile_metadata rope",
     "text": (
         "calibration channels chat_template continuing given_template reasoning stops "
-        "template_process text_parts tokenizer* without_posix"
+        "plain_tools template_process text_parts tokenizer* tool_* without_posix"
     ),
     "hub": "cached_models catalogue disk_faults head_fetching hub* small_*",
     "model": (

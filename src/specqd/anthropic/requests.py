@@ -17,7 +17,6 @@ from specqd.openai.requests import (
     template_variables,
     thinking_variables,
 )
-from specqd.openai.tool_calls import Tool, ToolUse
 from specqd.openai.tools import (
     MOST_TOOLS,
     kept_tools,
@@ -26,6 +25,7 @@ from specqd.openai.tools import (
     uniquely_named,
     with_names,
 )
+from specqd.text.tool_calls import Tool, ToolUse
 
 Json = dict[str, Any]
 

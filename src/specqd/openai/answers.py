@@ -11,9 +11,10 @@ from typing import Any, NamedTuple, Protocol
 from specqd.engine.generation import TokenLogprob
 from specqd.engine.updates import Update
 from specqd.openai.extras import Extras, Json, prompt_member
-from specqd.openai.parts import PartReader, Thought, id_of
+from specqd.openai.parts import id_of, reader_of
 from specqd.openai.requests import ChatRequest, CompletionRequest, Prepared
 from specqd.openai.speculation import DraftMetrics
+from specqd.text.parts import PartReader, Thought
 from specqd.text.token_texts import Places, bytes_of, spelled
 from specqd.text.tokenizer import Tokenizer
 
@@ -320,7 +321,7 @@ class ChatForm:
         """Returns new text of the reasoning and the content, and new parts of calls by index."""
         sample, thought, content, calls = update.sample, "", "", dict[int, Json]()
         if sample not in self._readers:
-            self._readers[sample] = PartReader(self._prepared)
+            self._readers[sample] = reader_of(self._prepared)
         is_last = update.finish_reason is not None
         for part in self._readers[sample].read(update.text, is_last=is_last):
             if isinstance(part, Thought):

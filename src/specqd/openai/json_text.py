@@ -39,8 +39,3 @@ def check_characters(value: object, written: bytes | str) -> None:
             "the body is not valid Unicode: it has half a character (a lone surrogate such as "
             "\\ud83d); send complete characters"
         )
-
-
-def escaped(text: str) -> str:
-    """Writes the lone surrogates of JSON text, which occur only in strings, as escapes."""
-    return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

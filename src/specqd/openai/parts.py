@@ -10,50 +10,18 @@ from typing import Literal
 
 from specqd.engine.updates import Update
 from specqd.openai.requests import Prepared
-from specqd.openai.tool_reader import CallPiece, ToolReader
+from specqd.text.parts import Part, PartReader, Thought
+from specqd.text.tool_reader import CallPiece
 
 Kind = Literal["thought", "text", "call"]
 Step = Literal["begin", "more", "end", "cut"]  # cut: the text ends within the block
 
 
-@dataclass(frozen=True, slots=True)
-class Thought:
-    """New text of the reasoning."""
-
-    text: str
-
-
-Part = Thought | str | CallPiece
-
-
-class PartReader:
-    """Reads one sample."""
-
-    def __init__(self, prepared: Prepared) -> None:
-        use, form = prepared.tool_use, prepared.call_form
-        self._splitter = prepared.reasoning.splitter() if prepared.reasoning else None
-        self._tools: ToolReader | None = None
-        if use is not None and form is not None:
-            names = {tool.name for tool in use.callable}
-            self._tools = ToolReader(names, is_tagged=form.is_tagged)
-
-    @property
-    def has_calls(self) -> bool:
-        """Whether the text so far has a complete call."""
-        return self._tools is not None and self._tools.num_calls > 0
-
-    def read(self, text: str, *, is_last: bool) -> list[Part]:
-        """Returns the parts that this text made final. is_last: no text follows."""
-        parts: list[Part] = []
-        if self._splitter is not None:
-            text, thought = self._splitter.split(text, is_last=is_last)
-            parts += [Thought(thought)] if thought else []
-        if self._tools is None:
-            return [*parts, text] if text else parts
-        parts += self._tools.feed(text)
-        if is_last:
-            parts += self._tools.finish()
-        return parts
+def reader_of(prepared: Prepared) -> PartReader:
+    """Returns the reader of one sample of a request."""
+    use = prepared.tool_use
+    names = [tool.name for tool in use.callable] if use is not None else []
+    return PartReader(prepared.reasoning, prepared.call_form, names)
 
 
 @dataclass(slots=True)
@@ -75,7 +43,7 @@ class BlockReader:
     """Reads one sample as consecutive blocks. An answer has at least one block."""
 
     def __init__(self, prepared: Prepared) -> None:
-        self._reader = PartReader(prepared)
+        self._reader = reader_of(prepared)
         self._open: tuple[Block, int] | None = None  # with the call's index, or -1
         self._count = 0
 

@@ -23,12 +23,12 @@ from specqd.openai.options import (
     options_of,
     sampling_params,
 )
-from specqd.openai.tool_calls import CallForm, ToolUse, call_form
 from specqd.sampling import Defaults, SamplingParams, request_sampling
 from specqd.text.chat_template import role_of
 from specqd.text.infill import infill
 from specqd.text.reasoning import SWITCHES, Reasoning, answer_begun, reasoning_of
 from specqd.text.tokenizer import Tokenizer
+from specqd.text.tool_calls import CallForm, ToolUse, call_form
 
 MOST_PROMPTS = 256
 MOST_LOGPROBS = 20

@@ -20,8 +20,8 @@ from specqd.openai.options import (
     sampling_params,
 )
 from specqd.openai.requests import ChatRequest, effort_variable, template_variables
-from specqd.openai.tool_calls import ToolUse
 from specqd.sampling import Defaults, request_sampling
+from specqd.text.tool_calls import ToolUse
 
 Json = dict[str, Any]
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from specqd.config.fields import Fields, LenientObject
 from specqd.errors import FieldError, RequestError, shown
 from specqd.openai.json_text import check_characters, read_json
-from specqd.openai.tool_calls import NO_PARAMETERS, Tool, ToolUse
+from specqd.text.tool_calls import NO_PARAMETERS, Tool, ToolUse
 
 FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
 MOST_TOOLS = 128  # OpenAI's limit

@@ -12,9 +12,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from specqd.openai.json_text import escaped
-from specqd.openai.tool_calls import CLOSER, OPENER, PYTHON_TAG
 from specqd.text.stream import overlap
+from specqd.text.tool_calls import CLOSER, OPENER, PYTHON_TAG
 
 _LONGEST_HEAD = 512  # characters
 _HEAD = re.compile(
@@ -22,6 +21,7 @@ _HEAD = re.compile(
 )
 _SPACE = re.compile(r"\s*")
 _TAG = re.compile(f"{OPENER}|{CLOSER}")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,3 +279,8 @@ def _object_of(text: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def escaped(text: str) -> str:
+    """Writes the lone surrogates of JSON text, which occur only in strings, as escapes."""
+    return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specqd.errors import FieldError, SpecqdError
-from specqd.openai.plain_tools import Message, Place, in_messages
 from specqd.text.json_schema import with_bounded_space
+from specqd.text.plain_tools import Message, Place, in_messages
 from specqd.text.tokenizer import Tokenizer
 
 OPENER, CLOSER = "<tool_call>", "</tool_call>"  # of Hermes, Qwen and others
