@@ -34,7 +34,7 @@ AREAS = {
     ),
     "llm": (
         "async_llm chains embeddings interpreter_exit llm* lm_eval messages prompt_logprobs "
-        "schemas small_models turns"
+        "replies schemas small_models turns"
     ),
     "openai": "batch* lenient openai* plain_tools refusals responses server_structured tool*",
     "anthropic": "client_* clients messages",

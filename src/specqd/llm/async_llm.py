@@ -18,9 +18,11 @@ from specqd.engine.reports import Stats
 from specqd.engine.thread import EngineThread, Job
 from specqd.engine.updates import Update
 from specqd.errors import RequestError
-from specqd.llm.inputs import Messages, Prompt, chat_prompt, params_of, prompts_of
+from specqd.llm.chats import Chat
+from specqd.llm.inputs import Messages, Prompt, params_of, prompts_of
 from specqd.llm.llm import LLM
 from specqd.llm.results import Completion, Result
+from specqd.llm.stream import Finished, unchanged
 from specqd.sampling import SamplingParams
 
 
@@ -45,7 +47,10 @@ class AsyncStream:
     """
 
     def __init__(
-        self, llm: "AsyncLLM", encode: Callable[[], list[int]], params: SamplingParams
+        self,
+        llm: "AsyncLLM",
+        encode: Callable[[], tuple[list[int], Finished]],
+        params: SamplingParams,
     ) -> None:
         self._llm = llm
         self._encode = encode
@@ -66,7 +71,8 @@ class AsyncStream:
         return await anext(self._begun)
 
     async def _pieces(self) -> AsyncIterator[str]:
-        prompt, params = await asyncio.to_thread(self._encode), self._params
+        prompt, finished = await asyncio.to_thread(self._encode)
+        params = self._params
         parts: list[Update] = []
         async with self._llm._running([prompt], params, is_streamed=True) as running:
             while not running.job.is_over:
@@ -74,7 +80,8 @@ class AsyncStream:
                     parts.append(update)
                     if update.text:
                         yield update.text
-            [self.result] = self._llm._results([prompt], params, parts, await running.stats())
+            [result] = self._llm._results([prompt], params, parts, await running.stats())
+            self.result = finished(result)
 
 
 class AsyncLLM:
@@ -128,7 +135,7 @@ class AsyncLLM:
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> AsyncStream:
         """Completes one prompt piece by piece."""
         params = params_of(sampling_params, self.llm.defaults)
-        return AsyncStream(self, lambda: self.llm.encode(prompt), params)
+        return AsyncStream(self, lambda: (self.llm.encode(prompt), unchanged), params)
 
     async def chat(
         self,
@@ -140,11 +147,11 @@ class AsyncLLM:
     ) -> Result:
         """Answers a conversation, with the arguments of `LLM.chat`."""
         params = params_of(sampling_params, self.llm.defaults)
-        prompt = await asyncio.to_thread(
-            chat_prompt, self.llm.tokenizer, messages, chat_template_kwargs, template_variables
+        chat = await asyncio.to_thread(
+            Chat.of, self.llm.tokenizer, messages, chat_template_kwargs, template_variables
         )
-        [result] = await self._whole([prompt], params)
-        return result
+        [result] = await self._whole([chat.prompt], params)
+        return chat.replied(result)
 
     def stream_chat(
         self,
@@ -156,11 +163,12 @@ class AsyncLLM:
     ) -> AsyncStream:
         """Answers a conversation piece by piece, with the arguments of `LLM.chat`."""
         params, tokenizer = params_of(sampling_params, self.llm.defaults), self.llm.tokenizer
-        return AsyncStream(
-            self,
-            lambda: chat_prompt(tokenizer, messages, chat_template_kwargs, template_variables),
-            params,
-        )
+
+        def encode() -> tuple[list[int], Finished]:
+            chat = Chat.of(tokenizer, messages, chat_template_kwargs, template_variables)
+            return chat.prompt, chat.replied
+
+        return AsyncStream(self, encode, params)
 
     async def embed(
         self,

@@ -9,8 +9,6 @@ from typing import Any
 
 from specqd.errors import FieldError, shown
 from specqd.sampling import Defaults, SamplingParams
-from specqd.text.reasoning import answer_begun
-from specqd.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -54,47 +52,9 @@ def prompts_of(prompts: object, name: str = "prompts") -> list[Prompt]:
     ]
 
 
-def messages_of(messages: object) -> Messages:
-    """The messages of a chat; raises FieldError if they are not a list."""
-    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
-        example = '[{"role": "user", "content": "Hello"}]'
-        raise FieldError("messages", f"{shown(messages)} is not a list of messages like {example}")
-    return messages
-
-
-def chat_prompt(
-    tokenizer: Tokenizer,
-    messages: object,
-    chat_template_kwargs: object,
-    template_variables: Mapping[str, Any],
-) -> list[int]:
-    """The token ids of a conversation's prompt. The last two arguments hold variables of the
-    template, and `continue_final_message`. Raises RequestError for messages or variables that it
-    does not take."""
-    variables = _variables(chat_template_kwargs, template_variables)
-    if not variables.pop("continue_final_message", False):
-        return tokenizer.chat(messages_of(messages), **variables)
-    *before, last = messages_of(messages) or [{}]
-    is_text = isinstance(last, Mapping) and isinstance(last.get("content"), str)
-    if not is_text or last.get("role") != "assistant" or not before:
-        problem = "the last message is not a text of the assistant's after other messages; add one"
-        raise FieldError("continue_final_message", problem)
-    variables.pop("add_generation_prompt", None)
-    text = answer_begun(tokenizer, tokenizer.render_chat(before, **variables), last["content"])
-    return tokenizer.encode(text, add_special_tokens=False)
-
-
-def _variables(given: object, words: Mapping[str, Any]) -> dict[str, Any]:
-    """Variables of a chat template: those of vLLM's argument, and keyword arguments.
-
-    Raises FieldError if a keyword is a sampling parameter, because it would have no effect.
-    """
-    if given is not None and not isinstance(given, Mapping):
-        raise FieldError("chat_template_kwargs", f"{shown(given)} is not a dict of variables")
-    for name in words:
-        if name in _SAMPLING:
-            raise FieldError(name, f"goes into SamplingParams({name}=...), the second argument")
-    return {**(given or {}), **words}
+def is_sampling(name: str) -> bool:
+    """Whether this is the name of a sampling parameter."""
+    return name in _SAMPLING
 
 
 def model_name(model: object, name: str = "model") -> str | Path | None:

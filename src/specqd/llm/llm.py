@@ -22,13 +22,14 @@ from specqd.llm import inputs, peers
 from specqd.llm.auto import checked_chain
 from specqd.llm.call import Call
 from specqd.llm.chains import Drafts
+from specqd.llm.chats import Chat
 from specqd.llm.checked import CheckedModel
 from specqd.llm.draft_words import DraftSpec, draft_format
 from specqd.llm.embedding import Embedder
 from specqd.llm.inputs import Messages, Prompt
 from specqd.llm.results import Result
 from specqd.llm.rules import Rules
-from specqd.llm.stream import OnPrompt, Stream
+from specqd.llm.stream import Finished, OnPrompt, Stream, unchanged
 from specqd.model.loader import Progress
 from specqd.model.model import Machine, Model, Precision
 from specqd.model.prompt_files import PromptFiles
@@ -126,7 +127,7 @@ class LLM:
         """The loaded model: its configuration, weights and KV cache. Raises RequestError after
         `close`."""
         if self._model is None:
-            raise self._is_closed()
+            raise self._closed_error()
         return self._model
 
     @property
@@ -134,8 +135,13 @@ class LLM:
         """What runs the requests: the chain of levels, the queue and its counts. Raises
         RequestError after `close`."""
         if self._engine is None:
-            raise self._is_closed()
+            raise self._closed_error()
         return self._engine
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._model is None
 
     def close(self) -> None:
         """Frees the model's memory, unless another LLM of `with_draft` uses it. Later calls raise
@@ -143,7 +149,7 @@ class LLM:
         that are kept are written."""
         with self.turns.alone():
             if self._engine is not None:
-                self._engine.end_all(self._is_closed())
+                self._engine.end_all(self._closed_error())
             if self._model is not None and self._model.prompt_store is not None:
                 self._model.prompt_store.flush()
             self._engine = self._model = None
@@ -237,16 +243,16 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **template_variables: Any,
     ) -> Result:
-        """Answers a conversation through the model's chat template.
+        """Answers a conversation through the model's chat template. `reply` of the result has the
+        parts of the answer: content, reasoning and calls of tools.
 
-        template_variables: `tools`, `documents` and other variables of the template, such as
-            `enable_thinking`. vLLM's argument `chat_template_kwargs` may hold them too.
+        template_variables: `tools` (functions in OpenAI's form), `documents` and other variables of
+            the template, such as `enable_thinking`. vLLM's argument `chat_template_kwargs` may hold
+            them too. If the template knows no tools, plain messages describe them.
             `continue_final_message=True` continues the last message, the assistant's.
         """
-        prompt = inputs.chat_prompt(
-            self.tokenizer, messages, chat_template_kwargs, template_variables
-        )
-        return self.generate([prompt], sampling_params)[0]
+        chat = Chat.of(self.tokenizer, messages, chat_template_kwargs, template_variables)
+        return chat.replied(self.generate([chat.prompt], sampling_params)[0])
 
     def stream_chat(
         self,
@@ -259,10 +265,8 @@ class LLM:
     ) -> Stream:
         """Answers a conversation piece by piece, with the arguments of `chat` and `on_prompt` of
         `stream`."""
-        prompt = inputs.chat_prompt(
-            self.tokenizer, messages, chat_template_kwargs, template_variables
-        )
-        return self._stream(prompt, sampling_params, on_prompt)
+        chat = Chat.of(self.tokenizer, messages, chat_template_kwargs, template_variables)
+        return self._stream(chat.prompt, sampling_params, on_prompt, chat.replied)
 
     def logprobs(self, token_ids: SequenceOf[int]) -> NDArray[np.float32]:
         """Log-probabilities of the next token after each of the `token_ids`: float32 [n, vocab]."""
@@ -326,11 +330,12 @@ class LLM:
         prompt: list[int],
         sampling_params: SamplingParams | None,
         on_prompt: OnPrompt | None,
+        finished: Finished = unchanged,
     ) -> Stream:
         params = inputs.params_of(sampling_params, self.defaults)
-        return Stream(self._begin, prompt, params, self.tokenizer, on_prompt)
+        return Stream(self._begin, prompt, params, self.tokenizer, on_prompt, finished)
 
-    def _is_closed(self) -> RequestError:
+    def _closed_error(self) -> RequestError:
         return RequestError(f"the LLM of {self.directory} is closed; make another one")
 
 

@@ -8,6 +8,7 @@ from specqd.engine.generation import FinishReason, Generation, Origin, TokenLogp
 from specqd.engine.reports import Stats
 from specqd.engine.updates import Update
 from specqd.llm.notebook import html_of
+from specqd.llm.replies import Reply
 from specqd.text.tokenizer import Tokenizer
 
 _SHOWN_CHARACTERS = 60
@@ -15,7 +16,8 @@ _SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Completion:
-    """One sample. `tokens` are the new tokens, the stop token included."""
+    """One sample. `tokens` are the new tokens, the stop token included. `reply` has the parts of a
+    chat's answer."""
 
     tokens: list[int]
     text: str
@@ -23,6 +25,7 @@ class Completion:
     seed: int
     logprobs: list[TokenLogprob] | None = None
     origins: list[Origin] = field(default_factory=list, compare=False)  # of the tokens
+    reply: Reply | None = None  # of `chat` and `stream_chat`
 
     @classmethod
     def of(cls, generation: Generation) -> "Completion":
@@ -89,6 +92,11 @@ class Result:
     def tokens(self) -> list[int]:
         """The first completion's tokens."""
         return self.completions[0].tokens
+
+    @property
+    def reply(self) -> Reply | None:
+        """The parts of the first answer of `chat`: content, reasoning, calls of tools."""
+        return self.completions[0].reply
 
     @property
     def outputs(self) -> list[Completion]:

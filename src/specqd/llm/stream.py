@@ -10,7 +10,12 @@ from specqd.llm.results import Result
 from specqd.sampling import SamplingParams
 from specqd.text.tokenizer import Tokenizer
 
+Finished = Callable[[Result], Result]  # makes the result that a stream sets
 OnPrompt = Callable[[int, int], None]  # (tokens of the prompt that are read, all of them)
+
+
+def unchanged(result: Result) -> Result:
+    return result
 
 
 class Stream:
@@ -28,12 +33,14 @@ class Stream:
         params: SamplingParams,
         tokenizer: Tokenizer,
         on_prompt: OnPrompt | None = None,
+        finished: Finished = unchanged,
     ) -> None:
         self._begin = begin
         self._prompt = prompt
         self._params = replace(params, n=1)
         self._tokenizer = tokenizer
         self._on_prompt = on_prompt
+        self._finished = finished
         self._is_stopped = False
         self._begun: Iterator[str] | None = None  # by `next`
         self.result: Result | None = None
@@ -58,7 +65,8 @@ class Stream:
         call = self._begin(GenerationRequest([self._prompt], self._params))
 
         def finish(stats: Stats) -> None:
-            self.result = Result.of(self._prompt, call.generations, stats, self._tokenizer)
+            result = Result.of(self._prompt, call.generations, stats, self._tokenizer)
+            self.result = self._finished(result)
 
         is_left = False
         try:
