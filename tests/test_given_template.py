@@ -6,10 +6,12 @@ import pytest
 
 from specqd import LLM, SamplingParams
 from specqd.errors import FieldError, TokenizerError
+from support.batches import answers_by_id, request
 from support.command_line import Refuse, run_program
 from support.openai_client import CHAT
 from support.refusals import refused
 from support.served import serving
+from support.writers import write_lines
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}> {{ m.content }}{% endfor %}<answer>"
 GREEDY = ("--temperature", "0")
@@ -42,6 +44,24 @@ def test_chats_use_the_given_template(
     with serving(str(model), "--chat-template", str(template)) as served:
         body = {"messages": ASKED, "temperature": 0, "max_tokens": 20, "return_token_ids": True}
         assert served.ask("POST", CHAT, body).content["choices"][0]["token_ids"] == expected.tokens
+
+
+def test_batches_use_the_given_template_and_answers_of_another_are_refused(
+    small_model: Path, template: Path, tmp_path: Path
+) -> None:
+    expected = LLM(small_model, "none", threads=1, chat_template=template).chat(ASKED, PARAMS)
+    body = {"messages": ASKED, "temperature": 0, "max_tokens": 20}
+    source = write_lines(tmp_path / "in.jsonl", [request("a", CHAT, **body)])
+    command = ("batch", source, small_model, "-o", tmp_path / "out.jsonl", "--chat-template")
+    assert run_program(*command, template).returncode == 0
+    [answer] = answers_by_id(tmp_path / "out.jsonl").values()
+    [choice] = answer["response"]["body"]["choices"]
+    assert choice["message"]["content"] == expected.text
+    assert b"answered already" in run_program(*command, template).stderr
+    other = tmp_path / "other.jinja"
+    other.write_text(TEMPLATE + "!")
+    refusal = run_program(*command, other)
+    assert (refusal.returncode, b"name another file" in refusal.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(

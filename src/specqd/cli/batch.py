@@ -19,12 +19,14 @@ from specqd.cli.options import (
     model_argument,
     option,
     quiet_option,
+    template_option,
 )
 from specqd.cli.terminal import ProgressBar, inform
 from specqd.errors import RequestError
 from specqd.extras import install_command
 
 if TYPE_CHECKING:
+    from specqd.llm import LLM
     from specqd.openai.batch import Answers, Batch
     from specqd.ray.worker import Workers
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     callback=lambda context, parameter, path: _file(path),
     help="File for the answers, one per line, in order of completion.",
 )
+@template_option()
 @draft_options
 @machine_options
 @quiet_option()
@@ -60,6 +63,7 @@ def batch(
     requests: Path,
     model: str | None,
     out: Path,
+    chat_template: Path | None,
     draft: Drafting,
     machine: MachineChoice,
     ray: str | None,
@@ -81,31 +85,23 @@ def batch(
     """
     from specqd.hub import shipped_model
     from specqd.openai.batch import open_answers, read_batch
+    from specqd.text.tokenizer import read_template
 
     if ray is not None and find_spec("ray") is None:
         raise RequestError(f"--ray needs ray; {install_command('ray')}")
 
-    asked = read_batch(requests, name_in_answers(model or str(shipped_model())))
+    template = "" if chat_template is None else read_template(chat_template)
+    asked = read_batch(requests, name_in_answers(model or str(shipped_model())), template)
     with open_answers(out, asked) as answers, _saying_how_to_continue(asked, answers):
         before = len(answers.done)
         if before == len(asked.requests):
             inform(f"{out}: all {before} requests are answered already")
             return
         if ray is None:
-            refused, counts = _answer(asked, answers, model, draft, machine)
+            llm = open_llm(model, draft, machine, chat_template=chat_template)
+            refused, counts = _answer(asked, answers, llm)
         else:
-            from specqd.ray.options import absolute
-            from specqd.ray.worker import Workers
-
-            made = Workers(
-                absolute(model),
-                asked.model,
-                tuple(absolute(word) or word for word in draft.chain),
-                machine.threads,
-                machine.isa,
-                workers,
-                absolute(draft.small),
-            )
+            made = _workers(model, asked.model, draft, machine, workers, chat_template)
             refused, counts = _answer_by_ray(ray, made, asked, answers), []
         new = len(answers.done) - before
     parts = [f"{new} {'answer' if new == 1 else 'answers'}", *counts]
@@ -131,22 +127,38 @@ def _saying_how_to_continue(asked: "Batch", answers: "Answers") -> Iterator[None
         raise
 
 
-def _answer(
-    asked: "Batch",
-    answers: "Answers",
-    model: str | None,
-    draft: Drafting,
-    machine: MachineChoice,
-) -> tuple[int, list[str]]:
+def _answer(asked: "Batch", answers: "Answers", llm: "LLM") -> tuple[int, list[str]]:
     """Answers in this process; returns the number of refused requests, then tokens and speed."""
     from specqd.engine.reports import Stats
     from specqd.openai.batch import answer_batch
 
-    llm = open_llm(model, draft, machine)
     with ProgressBar("Answering") as bar:
         refused = answer_batch(llm, asked, answers, bar)
     stats = Stats.of(llm.engine)
     return refused, [f"{stats.new_tokens} tokens", f"{stats.tokens_per_s:.1f} tokens/s"]
+
+
+def _workers(
+    model: str | None,
+    name: str,
+    draft: Drafting,
+    machine: MachineChoice,
+    count: int | None,
+    chat_template: Path | None,
+) -> "Workers":
+    from specqd.ray.options import absolute
+    from specqd.ray.worker import Workers
+
+    return Workers(
+        absolute(model),
+        name,
+        tuple(absolute(word) or word for word in draft.chain),
+        machine.threads,
+        machine.isa,
+        count,
+        absolute(draft.small),
+        None if chat_template is None else absolute(str(chat_template)),
+    )
 
 
 def _answer_by_ray(address: str, workers: "Workers", asked: "Batch", answers: "Answers") -> int:

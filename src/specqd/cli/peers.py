@@ -102,7 +102,7 @@ _REFUSED = (
     ),
     (
         "--chat-template --chat-template-file",
-        "`specqd chat`, `generate --chat` and `serve` take it.",
+        "`specqd chat`, `generate --chat`, `batch` and `serve` take it.",
     ),
     (
         "--tool-call-parser --enable-auto-tool-choice --reasoning-parser",

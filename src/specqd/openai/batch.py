@@ -57,7 +57,7 @@ class BatchRequest:
     """A line of the input file."""
 
     custom_id: str
-    key: str  # a digest of the line and the model's name
+    key: str  # a digest of the line, the model's name and the template that replaces its own
     parsed: Request | ResponsesRequest
     problem: RequestError | None  # why it cannot be answered
     line: bytes
@@ -78,8 +78,11 @@ class Batch:
     requests: tuple[BatchRequest, ...]
 
 
-def read_batch(path: Path, model: str) -> Batch:
-    """Reads and checks an input file. Raises RequestError, which names the first wrong line."""
+def read_batch(path: Path, model: str, template: str = "") -> Batch:
+    """Reads and checks an input file. Raises RequestError, which names the first wrong line.
+
+    model, template: as in `read_request`.
+    """
     with path.open("rb") as file:
         created = int(os.fstat(file.fileno()).st_mtime)
         requests: dict[str, BatchRequest] = {}
@@ -88,7 +91,7 @@ def read_batch(path: Path, model: str) -> Batch:
             if not line.strip():
                 continue
             try:
-                request = read_request(line, model)
+                request = read_request(line, model, template)
                 if request.custom_id in first:
                     where = f"line {first[request.custom_id]}"
                     raise RequestError(
@@ -106,10 +109,11 @@ def read_batch(path: Path, model: str) -> Batch:
     return Batch(path, model, created, tuple(requests.values()))
 
 
-def read_request(line: bytes, model: str) -> BatchRequest:
+def read_request(line: bytes, model: str, template: str = "") -> BatchRequest:
     """Reads and checks a line of the input. Raises RequestError.
 
-    model: the model's name in the answers.
+    model: the model's name in the answers. template: a chat template in place of the model's own.
+    The answer depends on both, and so does its key.
     """
     try:
         entry = read_json(line)
@@ -132,7 +136,8 @@ def read_request(line: bytes, model: str) -> BatchRequest:
         parsed = _PARSERS[url](entry.get("body"))
     except RequestError as error:
         raise RequestError(f"body.{error}".replace("body.body:", "body:")) from error
-    content = json.dumps([model, entry], sort_keys=True)
+    given = [template] if template else []
+    content = json.dumps([model, entry, *given], sort_keys=True)
     key = sha256(content.encode()).hexdigest()[:32]
     request = BatchRequest(custom_id, key, parsed, None, line)
     if request.request.options.is_streamed:

@@ -25,6 +25,7 @@ class Workers:
     isa: str | None = None
     count: int | None = None  # of workers; None: as many as fit
     small: str | None = "auto"  # as in LLM
+    chat_template: str | None = None  # as in LLM; a path that exists on every machine
 
     def placed(self) -> dict[str, Any]:
         """Returns the arguments of `map_batches` for the connected cluster.
@@ -60,7 +61,9 @@ class Worker:
             workers.threads,
             workers.isa,
             small=workers.small,
+            chat_template=workers.chat_template,
         )
+        self._template = self._llm.tokenizer.template_source if workers.chat_template else ""
 
     def answers(self, lines: Sequence[bytes]) -> list[Json]:
         """Returns the answers in the order of the lines.
@@ -68,7 +71,7 @@ class Worker:
         An answer depends only on its line, the model and `created`, so answering a line again gives
         the same answer. Raises RequestError for a line that is not a valid request.
         """
-        requests = tuple(read_request(line, self._name) for line in lines)
+        requests = tuple(read_request(line, self._name, self._template) for line in lines)
         collected = _Collected()
         batch = Batch(Path(self._name), self._name, self._created, requests)
         answer_batch(self._llm, batch, collected, lambda done, total: None)

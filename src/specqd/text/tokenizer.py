@@ -129,10 +129,7 @@ class Tokenizer:
 
         Raises TokenizerError if it cannot be read or fails. It may reject the chat of the trial.
         """
-        source = read_text(path)
-        if source is None:
-            raise TokenizerError(f"{path}: not found; name a file with a chat template")
-        self._templates = {"default": ChatTemplate(source, str(path))}
+        self._templates = {"default": ChatTemplate(read_template(path), str(path))}
         with suppress(RequestError):
             self.render_chat([{"role": "user", "content": "?"}])
 
@@ -384,6 +381,14 @@ def read_templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, Ch
     if isinstance(described, str):
         described = [{"name": "default", "template": described}]
     return {each["name"]: ChatTemplate(each["template"], str(origin)) for each in described or ()}
+
+
+def read_template(path: Path) -> str:
+    """Reads the file of a chat template. Raises TokenizerError if it cannot be read."""
+    source = read_text(path)
+    if source is None:
+        raise TokenizerError(f"{path}: not found; name a file with a chat template")
+    return source
 
 
 def read_object(path: Path) -> dict[str, Any]:
