@@ -10,6 +10,8 @@ from support.fixtures import a_server
 from support.page_answers import MARKDOWN, answer, stream_of
 from support.served import Served
 
+NOTES = {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"First line"}
+
 pytestmark = pytest.mark.usefixtures("browser")  # skips before a server starts
 served = a_server("chat_model", "--draft", "fp4:k=3", "--draft", "ngram")
 
@@ -122,7 +124,17 @@ def test_axe_finds_no_violation(
         page.locator("#live-legend li", has_text="bandwidth").wait_for()
         visit.send("Hello")
         page.locator("#settings-button").click()
-        check("an answer, settings and the chart")
+        page.locator("#files").set_input_files(NOTES)
+        page.locator("#attached li").wait_for()
+        check("an answer, settings, an attached file and the chart")
+        page.locator("#settings-button").click()
+        page.locator(".edit").click()
+        check("an editor")
+        page.locator(".editor textarea").fill("Hello again")
+        page.keyboard.press("Enter")
+        page.locator('.run[aria-busy="false"]').wait_for()
+        page.get_by_label("Earlier version").hover()
+        check("two versions of a message")
         page.locator("#tokens-button").click()
         check("the other view")
         page.locator("#chats-button").click()

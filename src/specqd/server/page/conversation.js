@@ -2,9 +2,13 @@
 
 import { RunView, verdictOf } from "./answer.js";
 import * as api from "./api.js";
+import { branch, step, withdraw } from "./branches.js";
+import { messageOf, showFiles } from "./files.js";
+import { addVersions, focusVersions, openEditor } from "./message.js";
 import { newRun } from "./meter.js";
 import { openRace } from "./race.js";
-import { announce, copyOf, copyText, element, following } from "./shown.js";
+import { roomAfter, shifted } from "./room.js";
+import { announce, copyOf, copyText, count, element, following } from "./shown.js";
 import { keep, newChat } from "./store.js";
 
 const MOST_TOKENS = 512; // per answer, by default
@@ -14,8 +18,8 @@ export class Conversation {
   chat = newChat();
   #running = null; // the AbortController of the current request
 
-  /** facts: about the server's model. settings: returns {temperature, maxTokens, seed, system,
-   * compares}. on: handlers {running(is), refused(text), changed(chat)}. */
+  /** facts: about the server's model. settings: returns {sampling, maxTokens, seed, system,
+   * compares, shifts}. on: handlers {running(is), refused(turn), changed(chat)}. */
   constructor(box, facts, settings, on) {
     Object.assign(this, { box, facts, settings, on });
   }
@@ -37,29 +41,61 @@ export class Conversation {
     this.stop();
     this.#setRunning(null);
     this.chat = chat;
-    for (const each of this.box.querySelectorAll(".turn")) each.remove();
-    for (const turn of chat.turns) {
-      this.#addTurn(turn);
-      for (const run of turn.runs) this.#addRun(turn, run).finish();
-      this.#end(turn);
-    }
+    this.#draw(0);
     this.#afterwards();
   }
 
-  async ask(text) {
-    const turn = { asked: text, runs: [] };
-    this.chat.turns.push(turn);
+  /** files: those that go with the message. */
+  async ask(asked, files = []) {
+    const { turns } = this.chat;
+    const turn = { asked, files, dropped: this.#droppedBefore(turns.length), runs: [] };
+    turns.push(turn);
     this.#addTurn(turn);
-    await this.#answer(turn);
+    if (!(await this.#answer(turn))) return;
+    turns.splice(turns.indexOf(turn), 1);
+    this.on.refused(turn);
+  }
+
+  /** Answers a message in another wording, in a branch of its own. If that fails, the chat is as
+   * before, and the editor is open. */
+  async #edit(turn, asked) {
+    const { turns } = this.chat;
+    const index = turns.indexOf(turn);
+    const shown = turn.fork?.at ?? 0;
+    const edited = { asked, files: turn.files, dropped: this.#droppedBefore(index), runs: [] };
+    branch(turns, index, edited);
+    this.#draw(index);
+    const problem = await this.#answer(edited);
+    if (!problem) return;
+    withdraw(turns, index, shown);
+    this.#draw(index);
+    this.#openEditor(turn, asked, problem);
+  }
+
+  #showBranch(turn, steps) {
+    const { turns } = this.chat;
+    const index = turns.indexOf(turn);
+    step(turns, index, steps);
+    this.#draw(index);
+    this.#store();
+    const { fork, element: shown } = turns[index];
+    announce(`Version ${fork.at + 1} of ${fork.tails.length}: ${turns[index].asked}`);
+    focusVersions(shown.querySelector(".versions"), steps);
   }
 
   /** Answers the last message again. */
   async regenerate() {
-    const turn = this.chat.turns.at(-1);
+    const index = this.chat.turns.length - 1;
+    const turn = this.chat.turns[index];
+    const { runs } = turn;
     turn.runs = [];
     turn.element.querySelector(".runs").replaceChildren();
     turn.element.querySelector(".verdict").hidden = true;
-    await this.#answer(turn);
+    const problem = await this.#answer(turn);
+    if (!problem) return;
+    turn.runs = runs;
+    this.#draw(index);
+    turn.element.append(element("p", "problem", problem));
   }
 
   /** Replays drafted and plain decoding side by side. Runs plain decoding first if needed. */
@@ -79,9 +115,11 @@ export class Conversation {
     else announce(turn.element.querySelector(".verdict").textContent);
   }
 
+  /** Returns the problem that prevents an answer, if there is one and the chat is still open. */
   async #answer(turn) {
+    const { chat } = this;
     const { compares, system } = this.settings();
-    if (this.facts.has_chat_template && turn === this.chat.turns[0]) this.chat.system = system;
+    if (this.facts.has_chat_template && turn === chat.turns[0]) chat.system = system;
     const isCompared = compares && this.facts.chain.length > 1;
     await this.#run(turn, async (signal) => {
       const asked = await this.#settingsOf(turn, signal);
@@ -89,13 +127,11 @@ export class Conversation {
       if (!isCompared || run.problem || signal.aborted) return;
       await this.#write(turn, "Plain", { ...asked, draft: "none" }, signal);
     });
+    if (chat !== this.chat) return undefined;
     const [{ answer, problem }] = turn.runs;
     const verdict = turn.runs.length > 1 ? verdictOf(turn.runs).text : "";
-    if (!turn.element.isConnected) return; // another chat is open
     announce([problem ?? answer, verdict].filter(Boolean).join(" \u2014 "));
-    if (!problem) return;
-    this.chat.turns.splice(this.chat.turns.indexOf(turn), 1);
-    this.on.refused(turn.asked);
+    return problem;
   }
 
   /** Runs requests of a turn, and stores the chat. */
@@ -109,9 +145,11 @@ export class Conversation {
       if (controller === this.#running) this.#setRunning(null);
     }
     if (chat === this.chat) following(() => this.#end(turn));
-    if (turn.runs[0].problem) return;
-    const kept = { ...chat, turns: chat.turns.map(({ asked, runs }) => ({ asked, runs })) };
-    if (!keep(kept)) announce("The browser has no space left to store this chat.");
+    if (!turn.runs[0].problem) this.#store(chat);
+  }
+
+  #store(chat = this.chat) {
+    if (!keep(chat)) announce("The browser has no space left to store this chat.");
     this.#afterwards();
   }
 
@@ -123,8 +161,7 @@ export class Conversation {
     const view = this.#addRun(turn, run);
     view.section.ariaBusy = "true";
     const path = this.facts.has_chat_template ? "/v1/chat/completions" : "/v1/completions";
-    const { model } = this.facts;
-    const body = { model, ...this.#promptOf(turn), ...asked, stream: true, ...WITH_DETAILS };
+    const body = { ...this.#promptOf(turn), ...asked, stream: true, ...WITH_DETAILS };
     try {
       for await (const event of api.events(path, body, signal)) {
         run.reading = event.prompt_progress ?? run.reading;
@@ -140,50 +177,98 @@ export class Conversation {
     return run;
   }
 
-  #promptOf(turn) {
-    if (!this.facts.has_chat_template) return { prompt: turn.asked };
+  /** Returns the prompt of a turn, without the oldest turns, `dropped` in number. */
+  #promptOf(turn, dropped = turn.dropped) {
+    const { model } = this.facts;
+    if (!this.facts.has_chat_template) return { model, prompt: turn.asked };
     const { system, turns } = this.chat;
     const messages = system ? [{ role: "system", content: system }] : [];
-    for (const { asked, runs } of turns.slice(0, turns.indexOf(turn))) {
-      messages.push({ role: "user", content: asked });
-      messages.push({ role: "assistant", content: runs[0].answer });
+    for (const earlier of turns.slice(dropped, turns.indexOf(turn))) {
+      messages.push({ role: "user", content: messageOf(earlier) });
+      messages.push({ role: "assistant", content: earlier.runs[0].answer });
     }
-    return { messages: [...messages, { role: "user", content: turn.asked }] };
+    return { model, messages: [...messages, { role: "user", content: messageOf(turn) }] };
   }
 
   async #settingsOf(turn, signal) {
-    const { temperature, maxTokens, seed } = this.settings();
-    const room = maxTokens ?? (await this.#roomAfter(this.#promptOf(turn), signal));
+    const { sampling, maxTokens, seed, shifts } = this.settings();
+    const most = maxTokens ?? this.mostTokens;
+    const room = shifts ? await this.#makeRoom(turn, most, signal) : null;
     return {
       model: this.facts.model,
-      temperature,
-      max_tokens: maxTokens ?? Math.min(this.mostTokens, room),
+      ...sampling,
+      max_tokens: maxTokens ?? (await this.#tokensFor(turn, room, signal)),
       seed: seed ?? crypto.getRandomValues(new Uint32Array(1))[0] % LARGEST_SEED,
     };
   }
 
-  /** Returns how many tokens the context has left for an answer, at least 1. Returns Infinity if
-   * the server does not say; it then rejects the request and says why. */
-  async #roomAfter(prompt, signal) {
-    try {
-      const asked = { model: this.facts.model, ...prompt };
-      const { count, max_model_len } = await api.json("/tokenize", asked, signal);
-      return Math.max(1, max_model_len - count);
-    } catch {
-      return Infinity;
-    }
+  /** Returns how many tokens an answer may have by default. */
+  async #tokensFor(turn, room, signal) {
+    const left = room ?? (await roomAfter(this.#promptOf(turn), signal));
+    return Math.min(this.mostTokens, Math.max(1, left));
+  }
+
+  /** Drops the oldest turns if the context is full, and returns the room for the answer. */
+  async #makeRoom(turn, most, signal) {
+    const last = this.chat.turns.indexOf(turn);
+    const first = this.#droppedBefore(last);
+    const limits = { first, last, most, context: this.facts.max_context };
+    const promptOf = (dropped) => this.#promptOf(turn, dropped);
+    const { dropped, room } = await shifted(promptOf, limits, signal);
+    turn.dropped = dropped;
+    following(() => this.#showDropped(turn));
+    return room;
+  }
+
+  /** How many turns the prompt before this place leaves out. */
+  #droppedBefore(index) {
+    return this.chat.turns[index - 1]?.dropped ?? 0;
   }
 
   // --- Showing ---------------------------------------------------------------------------------
 
+  /** Draws the turns from `index` on. */
+  #draw(index) {
+    const kept = this.chat.turns.slice(0, index).map((turn) => turn.element);
+    for (const each of this.box.querySelectorAll(".turn")) if (!kept.includes(each)) each.remove();
+    for (const turn of this.chat.turns.slice(index)) {
+      this.#addTurn(turn);
+      for (const run of turn.runs) this.#addRun(turn, run).finish();
+      this.#end(turn);
+    }
+  }
+
   #addTurn(turn) {
     const made = copyOf("turn-template");
     made.querySelector(".asked p").textContent = turn.asked;
+    showFiles(made.querySelector(".files"), turn.files ?? []);
     made.classList.toggle("completion", !this.facts.has_chat_template);
     this.box.append(made);
     turn.element = made;
+    addVersions(made.querySelector(".versions"), turn.fork, {
+      edit: () => this.isRunning || this.#openEditor(turn, turn.asked, ""),
+      show: (steps) => this.isRunning || this.#showBranch(turn, steps),
+    });
+    this.#showDropped(turn);
     this.#afterwards();
     document.documentElement.scrollTop = document.documentElement.scrollHeight;
+  }
+
+  /** Names the turns that were dropped before a turn. */
+  #showDropped(turn) {
+    const { turns } = this.chat;
+    const first = this.#droppedBefore(turns.indexOf(turn));
+    const names = turns.slice(first, turn.dropped).map(({ asked }) => quoted(asked));
+    const line = turn.element.querySelector(".dropped");
+    line.hidden = !names.length;
+    const which = names.length > 1 ? `${names[0]} to ${names.at(-1)}` : names[0];
+    const what = count(names.length, "turn");
+    line.textContent = `The context is full. Dropped the oldest ${what}: ${which}`;
+  }
+
+  #openEditor(turn, text, problem) {
+    const message = turn.element.querySelector(".asked");
+    openEditor(message, text, problem, (asked) => this.isRunning || this.#edit(turn, asked));
   }
 
   #addRun(turn, run) {
@@ -235,6 +320,8 @@ export class Conversation {
     this.on.changed(this.chat);
   }
 }
+
+const quoted = (text) => `\u201c${text.length > 40 ? `${text.slice(0, 37)}\u2026` : text}\u201d`;
 
 const WITH_DETAILS = { return_token_ids: true, return_origins: true, return_progress: true };
 

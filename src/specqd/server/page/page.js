@@ -3,6 +3,7 @@
 import { inspectTokens, showLevels } from "./answer.js";
 import * as api from "./api.js";
 import { Conversation } from "./conversation.js";
+import { Attachments } from "./files.js";
 import { Live } from "./live.js";
 import { allowChoice, chosenFacts, onChoice } from "./picker.js";
 import { announce, at, element } from "./shown.js";
@@ -12,6 +13,7 @@ const OPEN = "specqd-open"; // the chat of this tab, which a reload shows again
 
 const [turns, prompt, send, stop] = ["turns", "prompt", "send", "stop"].map(at);
 const live = new Live();
+const attachments = new Attachments();
 
 let facts = null; // about the model
 let conversation = null;
@@ -21,11 +23,12 @@ let conversation = null;
 function settings() {
   const value = (id) => (at(id).value === "" ? undefined : Number(at(id).value));
   return {
-    temperature: value("temperature"),
+    sampling: { temperature: value("temperature"), top_p: value("top-p"), min_p: value("min-p") },
     maxTokens: value("max-tokens"),
     seed: value("seed"),
     system: at("system").value.trim(),
     compares: at("compare").checked,
+    shifts: facts.has_chat_template && at("on-full").value === "shift",
   };
 }
 
@@ -36,7 +39,7 @@ at("composer").addEventListener("submit", (event) => {
   prompt.value = "";
   send.disabled = true;
   prompt.focus();
-  conversation.ask(text);
+  conversation.ask(text, attachments.take());
 });
 
 prompt.addEventListener("input", () => {
@@ -74,9 +77,10 @@ const on = {
     stop.hidden = !is;
     send.hidden = is;
   },
-  refused(text) {
-    if (prompt.value) return;
-    prompt.value = text;
+  refused({ asked, files }) {
+    if (prompt.value || attachments.files.length) return;
+    prompt.value = asked;
+    attachments.set(files);
     send.disabled = false;
   },
   changed(chat) {
@@ -235,8 +239,10 @@ function showFacts() {
   prompt.placeholder = isChat ? `Message ${facts.model}` : kind;
   prompt.classList.toggle("code", !isChat);
   at("system-label").hidden = !isChat;
-  at("tokens-button").hidden = !isChat;
-  at("temperature").placeholder = facts.sampling.temperature;
+  for (const id of ["tokens-button", "attach", "on-full-label"]) at(id).hidden = !isChat;
+  for (const name of ["temperature", "top_p", "min_p"]) {
+    at(name.replace("_", "-")).placeholder = facts.sampling[name];
+  }
   at("sampling").textContent = `The server's default: ${shownSampling(facts.sampling)}.`;
   at("max-tokens").placeholder = conversation.mostTokens;
   at("max-tokens").max = facts.max_context;
@@ -267,6 +273,8 @@ at("key-form").addEventListener("submit", (event) => {
 });
 at("key-dialog").addEventListener("cancel", (event) => event.preventDefault());
 
+at("on-full").value = choices().onFull ?? "stop";
+at("on-full").addEventListener("change", () => choose({ onFull: at("on-full").value }));
 at("scheme").value = choices().scheme ?? "auto";
 inspectTokens(turns, at("tip"));
 open();

@@ -25,7 +25,8 @@ export function chats() {
  * whether there was enough space. */
 export function keep(chat) {
   chat.changed = Date.now();
-  const written = JSON.stringify({ ...chat, turns: chat.turns.map(packedTurn) });
+  const turns = chat.turns.map((turn) => turnWith(packedRun, turn));
+  const written = JSON.stringify({ ...chat, turns });
   const others = chats().filter((each) => each.id !== chat.id);
   for (const old of others.splice(MOST_CHATS - 1)) drop(old);
   for (;;) {
@@ -46,21 +47,31 @@ export function drop(chat) {
 function read(key) {
   try {
     const chat = JSON.parse(localStorage.getItem(key));
-    return { ...chat, turns: chat.turns.map(unpackedTurn) };
+    return { ...chat, turns: chat.turns.map((turn) => turnWith(unpackedRun, turn)) };
   } catch {
     return null; // stored by another version
   }
 }
 
 // Stores each token as an array, so that a chat of 500 tokens takes about 15 KB.
-const packedTurn = (turn) => ({ ...turn, runs: turn.runs.map(packedRun) });
 const packedRun = (run) => ({
   ...run,
   tokens: run.tokens.map(({ text, depth, probability }) => [text, depth, rounded(probability)]),
 });
 const rounded = (probability) => probability && Number(probability.toFixed(4));
-const unpackedTurn = (turn) => ({ ...turn, runs: turn.runs.map(unpackedRun) });
 const unpackedRun = (run) => ({
   ...run,
   tokens: run.tokens.map(([text, depth, probability]) => ({ text, depth, probability })),
+});
+
+/** Returns what is stored of a turn and of the other branches that begin with it. */
+const turnWith = (ofRun, { asked, files, dropped, runs, fork }) => ({
+  asked,
+  files,
+  dropped,
+  runs: runs.map(ofRun),
+  fork: fork && {
+    ...fork,
+    tails: fork.tails.map((tail) => tail && tail.map((turn) => turnWith(ofRun, turn))),
+  },
 });
