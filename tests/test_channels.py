@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from specqd.cli.answers import ReasonedAnswer
+from specqd.cli.screens import Dimmed, Streamed
 from specqd.engine.updates import Update
 from specqd.openai.answers import form_of
 from specqd.openai.requests import Prepared, chat_request
@@ -49,7 +50,7 @@ def test_a_text_without_marks_is_the_answer() -> None:
 def test_thoughts_go_to_standard_error_and_are_not_kept(
     capsys: pytest.CaptureFixture[str], shows_thoughts: bool
 ) -> None:
-    answer = ReasonedAnswer(Reasoning(None), shows_thoughts=shows_thoughts)
+    answer = ReasonedAnswer(Reasoning(None), Streamed(), Dimmed if shows_thoughts else None)
     for token in [*TOKENS[:6], "\x1b[1m", *TOKENS[6:]]:
         answer.show(token)
     answer.finish()

@@ -12,7 +12,7 @@ import pytest
 
 from specqd import LLM, SamplingParams
 from specqd.cli import main
-from specqd.cli.conversation import Dialogue, RunningText
+from specqd.cli.conversation import Conversation
 from specqd.errors import RequestError
 from specqd.text.tokenizer import Tokenizer
 from support.command_line import PROGRAM, run_program
@@ -259,9 +259,10 @@ def test_help_of_chat_loads_no_editor(capsys: pytest.CaptureFixture[str]) -> Non
     assert "specqd chat" in capsys.readouterr().out
 
 
-def test_a_dialogue_grows_only_by_what_is_recorded(model: Path) -> None:
+def test_a_conversation_grows_only_by_what_is_recorded(model: Path) -> None:
     tokenizer = Tokenizer.open(model)
-    dialogue = Dialogue(tokenizer, "be brief")
+    dialogue = Conversation(tokenizer)
+    dialogue.system = "be brief"
     prompt = dialogue.prompt("hi")
     assert dialogue.prompt("hi") == prompt
     assert tokenizer.decode(prompt) == "<system>be brief\n<user>hi\n<assistant>"
@@ -272,9 +273,9 @@ def test_a_dialogue_grows_only_by_what_is_recorded(model: Path) -> None:
     assert dialogue.prompt("hi") == prompt
 
 
-def test_a_running_text_appends_lines(plain_model: Path) -> None:
+def test_without_a_template_lines_are_appended(plain_model: Path) -> None:
     tokenizer = Tokenizer.open(plain_model)
-    text = RunningText(tokenizer)
+    text = Conversation(tokenizer)
     with pytest.raises(RequestError, match="no text to continue"):
         text.prompt("")
     text.record("a", "b")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specqd import LLM, SamplingParams
-from specqd.cli.conversation import Dialogue, RunningText
+from specqd.cli.conversation import Conversation
 from specqd.cli.talk import COMMANDS, HELP, LEAVE
 from specqd.config.generation import GenerationDefaults
 from specqd.sampling import chat_sampling
@@ -161,9 +161,9 @@ def test_where_none_is_stated_ours_is_taken() -> None:
     assert chat_sampling(SamplingParams(), penalised).repetition_penalty == 1.3
 
 
-def test_a_turn_may_be_taken_back(model: Path) -> None:
-    tokenizer = Tokenizer.open(model)
-    for conversation in (Dialogue(tokenizer), RunningText(tokenizer)):
+def test_a_turn_may_be_taken_back(model: Path, tmp_path: Path, seed: int) -> None:
+    writer = make_model(tmp_path / "writer", Shape(is_peaked=True), seed)
+    for conversation in (Conversation(Tokenizer.open(each)) for each in (model, writer)):
         assert conversation.take_back() is None
         conversation.record("a", "b\n")
         before = conversation.saved(), conversation.shown(), conversation.prompt("x")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from specqd import LLM, SamplingParams
 from specqd.cli.answers import PlainAnswer, write_answer
+from specqd.cli.screens import Streamed
 from specqd.cli.terminal import ProgressBar
 from support.command_line import Run
 from support.terminal_session import ENTER, TerminalSession
@@ -65,7 +66,7 @@ def test_the_bar_of_a_prompt_ends_with_the_first_piece(small_model: Path) -> Non
 
     bar = Bar("Reading the prompt")
     stream = LLM(small_model, "none").stream("ab", on_prompt=bar)
-    write_answer(stream, PlainAnswer(), bar)
+    write_answer(stream, PlainAnswer(Streamed()), bar)
     assert bar.calls
     assert bar.ends
 

@@ -24,7 +24,7 @@ _WRITTEN = {
     "prompt_cache_size": [10 << 20, 11 << 20, 12 << 20],
     "draft": ["fp4", "ngram", "none"],
     "word": ["mtp", "mtp:fp4", "mtp:bf16"],
-    "memory": ["8g", "16g", "here"],
+    "size": ["8g", "16g", "here"],
     "schema": ['{"type": "null"}', '{"type": "string"}', '{"type": "array"}'],
 }
 

@@ -60,10 +60,10 @@ def test_a_text_without_spaces_is_not_held_back() -> None:
 def test_a_terminal_shows_whole_words(chance: random.Random) -> None:
     words = chance.choices([word for word in WORDS if word.isascii()], k=100)
     code = (
-        "from specqd.cli.answers import PlainAnswer\n"
-        "answer = PlainAnswer(is_wrapped=True)\n"
-        f"for word in {words!r}: answer.show(word + ' ')\n"
-        "answer.finish()\nprint('the end')\n"
+        "from specqd.cli.screens import Streamed\n"
+        "screen = Streamed(is_wrapped=True)\n"
+        f"for word in {words!r}: screen.feed(word + ' ')\n"
+        "screen.finish()\nprint('the end')\n"
     )
     with TerminalSession([sys.executable, "-c", code], os.environ) as session:
         lines = session.expect("the end").split("\r\n")

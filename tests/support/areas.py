@@ -45,8 +45,8 @@ AREAS = {
     "ray": "deploy ray",
     "bench": "agreement bench* peer_* rounds stages suggestion",
     "cli": (
-        "batch_command bench* cached_models catalogue chat chat_[cp]* cli* docs explain extras "
-        "quiet small_fetching suggestion without_posix"
+        "batch_command bench* cached_models catalogue chat chat_[cps]* cli* docs explain extras "
+        "markdown quiet small_fetching suggestion without_posix"
     ),
     "docs": "architecture areas client_snippets deploy distribution docs examples find_wrong_bit",
     "fuzz": "fuzz hostile_metadata",

@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from specqd.cli.chat_answers import Display
+from specqd.cli.chat_files import SavedChat, last_chat, read_chat
 from specqd.cli.chat_input import ChatInput, PipedInput, TerminalInput, history_file
+from specqd.cli.chat_model import ChatModel
 from specqd.cli.chat_settings import Settings
 from specqd.cli.command import Command
 from specqd.cli.draft_options import Drafting, draft_options
+from specqd.cli.fetching import fetch
 from specqd.cli.generate import read_prompt
 from specqd.cli.keyboard import Keyboard, held_keyboard
 from specqd.cli.opening import open_llm
@@ -33,12 +37,11 @@ from specqd.cli.options import (
     text_argument,
 )
 from specqd.cli.sampling_options import sampling_of, sampling_options
-from specqd.cli.talk import COMMANDS, LEAVE, Talk
-from specqd.cli.terminal import inform, no_echo
+from specqd.cli.talk import COMMANDS, LEAVE, ON_FULL, Talk
+from specqd.cli.terminal import no_echo
 
 if TYPE_CHECKING:
     from specqd.llm import LLM
-    from specqd.sampling import SamplingParams
 
 _EPILOG = """\b
 Examples:
@@ -47,17 +50,42 @@ Examples:
   cat notes.txt | specqd chat qwen3:0.6b "Summarise this text."
   specqd chat qwen3:0.6b --system "Answer in one sentence." --seed 7
   specqd chat ./my-model --temperature 0.8 --draft fp4 --draft ./smaller
+  specqd chat --resume
   printf 'Who was Ada Lovelace?\\nAnd her mother?\\n' | specqd chat ./my-model
 """
+
+_LAST = "-"  # the value of --resume without a file
 
 
 @click.command(cls=Command, epilog=_EPILOG)
 @model_argument
 @text_argument
 @option("-p", "--prompt", excludes=("words",), metavar="TEXT", help="Answer TEXT and exit.")
+@option(
+    "--resume",
+    is_flag=False,
+    flag_value=_LAST,
+    metavar="[FILE]",
+    help="Continue the last conversation of a terminal, or the one that /save has written to FILE, "
+    "with its model unless MODEL is given.",
+)
 @chat_options("The system message.")
 @template_option()
 @partial(sampling_options, max_tokens=None)
+@option(
+    "--on-full",
+    type=click.Choice(ON_FULL),
+    default="stop",
+    show_default=True,
+    help="What happens once the context is full. stop: the answer ends. shift: the oldest turns "
+    "are dropped before the next answer, and a line names them.",
+)
+@option(
+    "--markdown/--no-markdown",
+    "has_markdown",
+    default=True,
+    help="Draw the Markdown of answers on a terminal, or show it as it is. Default: draw it.",
+)
 @draft_options
 @precision_option
 @context_option
@@ -68,9 +96,12 @@ def chat(
     model: str | None,
     words: tuple[str, ...],
     prompt: str | None,
+    resume: str | None,
     system: str | None,
     thinks: bool | None,
     chat_template: Path | None,
+    on_full: str,
+    has_markdown: bool,
     draft: Drafting,
     precision: str,
     context: int | None,
@@ -90,15 +121,11 @@ def chat(
     From a pipe, each line is one message or command, and a line that ends in a backslash continues
     in the next one. Answers go to standard output, one after the other.
     """
-    from specqd.sampling import CHAT_TEMPERATURE, SamplingParams, chat_sampling
+    from specqd.sampling import SamplingParams
 
-    text = prompt_of(words, prompt)
-    text = None if text is None else read_prompt(text, None)
-    given = SamplingParams(**sampling_of(sampling))
-    is_terminal = sys.stdin.isatty() and sys.stderr.isatty()
-    with _keyboard(is_terminal, is_read=text is None) as keyboard:
-        llm = open_llm(
-            model,
+    def open_model(name: str | None) -> "LLM":
+        return open_llm(
+            name,
             draft,
             machine,
             precision=precision,
@@ -106,18 +133,40 @@ def chat(
             prompt_cache=prompt_cache,
             chat_template=chat_template,
         )
-        params = _params(llm, chat_sampling(given, llm.defaults))
-        settings = Settings(click.get_current_context(), params)
-        talk = Talk(llm, params, settings, system, is_terminal=is_terminal, thinks=thinks)
-        talk.introduce(is_brief=text is not None)
+
+    text = prompt_of(words, prompt)
+    text = None if text is None else read_prompt(text, None)
+    settings = Settings(click.get_current_context(), SamplingParams(**sampling_of(sampling)))
+    saved = _saved(resume, model, system)
+    is_terminal = sys.stdin.isatty() and sys.stderr.isatty()
+    display = Display(is_terminal, text is None, has_markdown)
+    with _keyboard(is_terminal, is_read=text is None) as keyboard:
+        loaded = ChatModel(saved.model, partial(_find, draft), open_model)
+        talk = Talk(loaded, settings, display, saved, thinks=thinks, on_full=on_full)
+        talk.introduce()
         if text is not None:
             talk.answer(text)
             return
-        if is_terminal and params.temperature != given.temperature:
-            ours = f"temperature {CHAT_TEMPERATURE}, repetition penalty {params.repetition_penalty}"
-            inform(f"sampling: {ours}; /set changes it")
         piped = PipedInput(sys.stdin.buffer)
         _converse(talk, piped if keyboard is None else _terminal(keyboard, settings))
+
+
+def _saved(resume: str | None, model: str | None, system: str | None) -> SavedChat:
+    """The conversation to begin with: what the command line says goes before what is saved."""
+    saved = SavedChat()
+    if resume is not None:
+        saved = read_chat(last_chat() if resume == _LAST else Path(resume).expanduser())
+    return replace(saved, model=model or saved.model, system=system or saved.system)
+
+
+def _find(draft: Drafting, name: str) -> None:
+    """Fetches what a model needs."""
+    if draft.wants_sibling:
+        fetch(name)
+    else:
+        from specqd.hub import resolve
+
+        resolve(name)
 
 
 def _keyboard(is_terminal: bool, is_read: bool) -> AbstractContextManager[Keyboard | None]:
@@ -127,16 +176,13 @@ def _keyboard(is_terminal: bool, is_read: bool) -> AbstractContextManager[Keyboa
     return held_keyboard() if is_read else no_echo()
 
 
-def _params(llm: "LLM", params: "SamplingParams") -> "SamplingParams":
-    """The parameters with what this model's text needs."""
-    if not llm.tokenizer.has_chat_template and params.max_tokens is None:
-        params = replace(params, max_tokens=128)
-    return params
-
-
 def _terminal(keyboard: Keyboard, settings: Settings) -> TerminalInput:
-    names = dict.fromkeys((*COMMANDS, *LEAVE), ()) | {"/set": [*settings.names, "think", "nothink"]}
-    return TerminalInput(keyboard, names, history_file())
+    from specqd.hub import SHORT_NAMES, cached_models
+
+    words: dict[str, list[str]] = {each: [] for each in (*COMMANDS, *LEAVE)}
+    words["/set"] = [*settings.names, "think", "nothink", "on-full"]
+    words["/load"] = [*dict.fromkeys([*(each.name for each in cached_models()), *SHORT_NAMES])]
+    return TerminalInput(keyboard, words, history_file())
 
 
 def _converse(talk: Talk, lines: ChatInput) -> None:

@@ -3,12 +3,12 @@
 A line that ends in a backslash continues in the next one, in both.
 """
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
+from specqd.cli.chat_files import state_directory
 from specqd.cli.keyboard import Keyboard
 from specqd.errors import RequestError
 
@@ -90,9 +90,8 @@ class TerminalInput:
 
 
 def history_file() -> Path:
-    """The path of the history, after the XDG base directories."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "specqd" / "chat_history"
+    """The path of the history."""
+    return state_directory() / "chat_history"
 
 
 def _history(path: Path) -> "History":

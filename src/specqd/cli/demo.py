@@ -12,6 +12,7 @@ from specqd.cli.command import Command
 from specqd.cli.draft_options import PLAIN
 from specqd.cli.opening import open_llm
 from specqd.cli.options import MachineChoice, machine_options, model_argument, option
+from specqd.cli.screens import Streamed
 from specqd.cli.terminal import ProgressBar, aligned, harmless, write_text
 from specqd.errors import RequestError
 
@@ -118,7 +119,7 @@ def show(llm: "LLM", prompt: list[int], params: "SamplingParams") -> "Run":
     """Streams a completion to standard output. Its times do not count."""
     from specqd.bench.levels import Run
 
-    result = write_answer(llm.stream(prompt, params), PlainAnswer())
+    result = write_answer(llm.stream(prompt, params), PlainAnswer(Streamed()))
     return Run(result.tokens, 0.0, 0.0, ())
 
 

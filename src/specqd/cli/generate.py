@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specqd.cli import explain
-from specqd.cli.answers import PlainAnswer, RawAnswer, ReasonedAnswer, reading_bar, write_answer
+from specqd.cli.answers import PlainAnswer, ReasonedAnswer, reading_bar, write_answer
 from specqd.cli.command import Command
 from specqd.cli.conversation import thinking
 from specqd.cli.draft_options import Drafting, draft_options
@@ -37,6 +37,7 @@ from specqd.cli.options import (
     text_argument,
 )
 from specqd.cli.sampling_options import sampling_of, sampling_options
+from specqd.cli.screens import Dimmed, Streamed, Unchanged
 from specqd.cli.summary import level_table, prompt_speed, summary
 from specqd.cli.terminal import inform, is_quiet, one_line
 from specqd.errors import RequestError
@@ -161,10 +162,11 @@ def write_stream(
 
     ids = llm.encode(prompt)
     reasoning = reasoning_of(llm.tokenizer, ids) if is_chat else None
-    answer: PlainAnswer = RawAnswer()
+    answer = PlainAnswer(Unchanged())
     if reasoning is not None:
         params = replace(params, skip_special_tokens=not reasoning.has_special_marks)
-        answer = ReasonedAnswer(reasoning, shows_thoughts=sys.stderr.isatty() and not is_quiet())
+        thoughts = Dimmed if sys.stderr.isatty() and not is_quiet() else None
+        answer = ReasonedAnswer(reasoning, Streamed(), thoughts)
     with reading_bar() as bar:
         return write_answer(llm.stream(prompt, params, on_prompt=bar), answer, bar)
 

@@ -50,7 +50,7 @@ class ModelReport:
 @option("--json", "is_json", is_flag=True, help="Print one JSON object.")
 @option(
     "--for",
-    "memory",
+    "size",
     type=fitting.MemorySize(),
     metavar="SIZE",
     help="Show which models fit a machine with so much memory, such as 16g, or into the free "
@@ -58,21 +58,21 @@ class ModelReport:
 )
 @option(
     "--bandwidth",
-    needs="memory",
+    needs="size",
     type=click.FloatRange(min=0, min_open=True),
     metavar="GB/S",
     help="With --for: memory bandwidth of that machine. Default: this machine's, measured.",
 )
 @option(
     "--context",
-    needs="memory",
+    needs="size",
     type=Positions(1),
     default=4096,
     show_default=True,
     metavar="N",
     help="With --for: tokens for which the memory must suffice.",
 )
-def models(is_json: bool, memory: str | None, bandwidth: float | None, context: int) -> None:
+def models(is_json: bool, size: str | None, bandwidth: float | None, context: int) -> None:
     """List models: cached ones, with their memory, and short names.
 
     "fits" compares the memory that a model's weights typically take with the memory that this
@@ -93,13 +93,13 @@ def models(is_json: bool, memory: str | None, bandwidth: float | None, context: 
     from specqd.hub.catalogue import CATALOGUE
     from specqd.siblings import sibling_of
 
-    target = None if memory is None else fitting.Target.of(memory, bandwidth)
+    target = None if size is None else fitting.Target.of(size, bandwidth)
     if target is not None and not is_json:
         click.echo("\n".join(fitting.fitting_lines(target, context)))
         return
     shipped, available = shipped_model(), _native.usable_memory()
-    size = sum(file.stat().st_size for file in shipped.iterdir())
-    found = [CachedModel(SHIPPED, shipped, size), *cached_models()]
+    shipped_bytes = sum(file.stat().st_size for file in shipped.iterdir())
+    found = [CachedModel(SHIPPED, shipped, shipped_bytes), *cached_models()]
     reports = [ModelReport.of(each, available) for each in found]
     if is_json:
         content: dict[str, Any] = {

@@ -92,6 +92,7 @@ _REFUSED = (
         "--schema FILE and --pattern REGEX restrict texts of `specqd generate` and `specqd chat`; "
         "requests to a server have response_format.",
     ),
+    ("--context-shift --no-context-shift --keep", "`specqd chat --on-full shift` makes room."),
     (
         "--lora --lora-scaled --enable-lora --lora-modules --control-vector",
         "Adapters are not supported; merge them into the weights.",

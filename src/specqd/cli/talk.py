@@ -1,37 +1,42 @@
 """One conversation with one model: messages and commands, a line at a time."""
 
-import json
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from specqd.cli import explain
-from specqd.cli.answers import PlainAnswer, ReasonedAnswer, reading_bar, write_answer
+from specqd.cli.chat_answers import Answer, Display, answered
+from specqd.cli.chat_files import SavedChat, as_json, last_chat, replace_file, write_new
+from specqd.cli.chat_model import ChatModel
 from specqd.cli.chat_settings import Settings
-from specqd.cli.conversation import converse
+from specqd.cli.conversation import Conversation, Turn, prompt_with_room
+from specqd.cli.screens import Dimmed
 from specqd.cli.summary import is_full, level_table, prompt_speed, summary
 from specqd.cli.terminal import harmless, has_colour, inform, is_quiet, say
 from specqd.errors import RequestError, SpecqdError
 
 if TYPE_CHECKING:
-    from specqd.llm import LLM, Result, Stream
+    from specqd.llm import LLM, Result
     from specqd.sampling import SamplingParams
-    from specqd.text.reasoning import Reasoning
 
 HELP = """\
 /system TEXT     set the system message; /system shows it, /system - removes it
 /set NAME VALUE  set a sampling option, as /set temperature 0.5; /set shows all,
                  /set NAME - sets the first value again
 /set nothink     answer without reasoning first; /set think: with reasoning
+/set on-full shift
+                 drop the oldest turns once the context is full; stop: end the
+                 answer
+/load MODEL      go on with another model
 /regenerate      answer the last message again, with another seed
-/save FILE       write the conversation: as JSON if FILE ends in .json
+/save FILE       write the conversation: as JSON if FILE ends in .json, which
+                 chat --resume FILE continues; /save writes to the same file
 /clear           start again; the system message stays
+/reasoning       show the reasoning before the last answer
 /stats           show time, tokens and each level's work of the last answer
 /explain         show the last answer, coloured by the level that drafted
                  each token
@@ -41,36 +46,13 @@ Enter sends; Alt-Enter, Ctrl-J or \\ before Enter start a new line.
 // sends a leading slash. Ctrl-C stops an answer; its text so far stays in the
 conversation."""
 LEAVE = ("/bye", "/quit", "/exit")
-COMMANDS = ("/system", "/set", "/regenerate", "/save", "/clear", "/stats", "/explain", "/help")
+COMMANDS = (
+    *("/system", "/set", "/load", "/regenerate", "/save", "/clear", "/reasoning", "/stats"),
+    *("/explain", "/help"),
+)
+ON_FULL = ("stop", "shift")
 _SEEDS = 1 << 64
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The last answer, and how many tokens of its prompt were in the cache."""
-
-    result: "Result"
-    cached: int
-
-
-class Interrupt:
-    """Handles Ctrl-C: stops the stream, even one that starts after the signal."""
-
-    def __init__(self) -> None:
-        self._has_come = False
-        self._stream: Stream | None = None
-
-    def stops(self, stream: "Stream") -> None:
-        self._stream = stream
-        if self._has_come:
-            stream.stop()
-
-    def __call__(self, signal_number: int, frame: object) -> None:
-        if self._has_come:
-            raise KeyboardInterrupt
-        self._has_come = True
-        if self._stream is not None:
-            self._stream.stop()
+_QUOTED = 40  # characters of a message
 
 
 class Talk:
@@ -78,36 +60,52 @@ class Talk:
 
     def __init__(
         self,
-        llm: "LLM",
-        params: "SamplingParams",
+        model: ChatModel,
         settings: Settings,
-        system: str | None,
+        display: Display,
+        saved: SavedChat,
         *,
-        is_terminal: bool,
         thinks: bool | None = None,
+        on_full: str = "stop",
     ) -> None:
-        self._llm = llm
-        self._params = params
+        self._model = model
         self._settings = settings
-        self._is_terminal = is_terminal
-        self._conversation = converse(llm.tokenizer, system)
+        self._display = display
+        self._on_full = on_full
+        self._conversation = Conversation(model.llm.tokenizer, list(saved.turns))
+        self._conversation.system = saved.system
         if thinks is not None:
             self._conversation.think(thinks)
         self._last: Answer | None = None
         self._repeats = 0  # times that the last message was answered again
+        self._file: Path | None = None  # that /save has written
+        self._is_kept = display.is_terminal  # for --resume
 
-    def introduce(self, *, is_brief: bool = False) -> None:
-        """Says how the model answers and, unless `is_brief`, names the commands."""
-        from specqd.hub import model_name
+    @property
+    def _llm(self) -> "LLM":
+        return self._model.llm
 
-        name = model_name(self._llm.directory)
+    @property
+    def _params(self) -> "SamplingParams":
+        return self._settings.params(self._llm)
+
+    def introduce(self) -> None:
+        """Says how the model answers and, if messages may follow, names the commands."""
+        is_long, turns = self._display.is_long, self._conversation.turns
         if not self._llm.tokenizer.has_chat_template:
             inform(
-                f"{name} has no chat template: it continues what you write"
-                + ("" if is_brief else "; an empty line continues the text as it is")
+                f"{self._model.shown} has no chat template: it continues what you write"
+                + ("; an empty line continues the text as it is" if is_long else "")
             )
-        if self._is_terminal and not is_brief:
-            inform(f"{name}: /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
+        if not (self._display.is_terminal and is_long):
+            return
+        name = self._model.shown
+        inform(f"{name}: /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
+        if (ours := self._settings.ours(self._llm)) is not None:
+            penalty = f"repetition penalty {ours.repetition_penalty}"
+            inform(f"sampling: temperature {ours.temperature}, {penalty}; /set changes it")
+        if turns:
+            inform(f"continuing after {_counted(turns)}, the last one {_quoted(turns[-1])}")
 
     def take(self, line: str) -> bool:
         """Answers a message or runs a command. Returns False to end the conversation."""
@@ -121,7 +119,7 @@ class Talk:
             else:
                 self._obey(command, rest.strip())
         except SpecqdError as error:
-            if not self._is_terminal:
+            if not self._display.is_terminal:
                 raise
             say(f"error: {error}")
         return True
@@ -132,6 +130,8 @@ class Talk:
                 self._set_system(rest)
             case "/set":
                 self._set(rest)
+            case "/load":
+                self._load(rest)
             case "/regenerate":
                 self._regenerate()
             case "/save":
@@ -139,6 +139,8 @@ class Talk:
             case "/clear":
                 self._conversation.clear()
                 self._last = None
+            case "/reasoning":
+                self._show_reasoning()
             case "/stats":
                 self._show_stats()
             case "/explain":
@@ -161,12 +163,33 @@ class Talk:
             self._set_system(value.strip())
         elif words in ("think", "nothink"):  # as in Ollama
             self._conversation.think(words == "think")
+        elif name == "on-full":
+            self._set_on_full(value.strip())
         elif value:
-            self._params = self._settings.changed(self._params, name, value.strip())
+            self._settings.change(name, value.strip())
         elif name:
             raise RequestError(f"/set {name} has no value; write /set NAME VALUE")
         else:
-            say(self._settings.described(self._params.resolved(self._llm.defaults)))
+            say(f"{self._settings.described(self._llm)}, on-full {self._on_full}")
+
+    def _set_on_full(self, value: str) -> None:
+        if value not in ON_FULL:
+            raise RequestError(f"on-full: {value!r} is not {' or '.join(ON_FULL)}; choose one")
+        self._on_full = value
+
+    def _load(self, name: str) -> None:
+        if not name:
+            raise RequestError("/load needs a model; `specqd models` lists some")
+        before = self._llm
+        try:
+            self._model.replace(name)
+        finally:
+            if self._llm is not before:  # perhaps the same model, loaded again
+                self._conversation.read_by(self._llm.tokenizer)
+                self._last = None
+        self.introduce()
+        for each in self._conversation.without_effect():
+            say(f"note: with this model {each} has no effect")
 
     def _regenerate(self) -> None:
         if not self._params.resolved(self._llm.defaults).temperature:
@@ -186,75 +209,57 @@ class Talk:
             raise
 
     def _save(self, name: str) -> None:
-        if not name:
+        if not name and self._file is None:
             raise RequestError("/save needs the name of a new file")
-        path = Path(name).expanduser()
+        path = Path(name).expanduser() if name else self._file
+        assert path is not None
         text = self._conversation.shown()
         if path.suffix == ".json":
-            text = json.dumps(self._conversation.saved(), ensure_ascii=False, indent=1) + "\n"
-        try:
-            with path.open("x", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(text)
-        except OSError as error:
-            raise RequestError(f"{path}: {error.strerror}; name a new file") from error
+            text = as_json(self._model.name, self._conversation.saved())
+        (write_new if name else replace_file)(path, text)
+        self._file = path
         say(f"saved to {path}")
 
     def answer(self, message: str) -> None:
         """Answers a message, and keeps both."""
         if self._llm.tokenizer.has_chat_template and not message.strip():
             return
-        prompt = self._conversation.prompt(message)
-        self._check_room(prompt)
-        reasoning = self._reasoning_of(prompt)
-        shown = self._new_answer(reasoning)
-        scheduler = self._llm.engine.scheduler
-        cached = scheduler.cached_prompt_tokens
-        params = self._params
-        if reasoning is not None and reasoning.has_special_marks:
-            params = replace(params, skip_special_tokens=False)
+        prompt, params = self._prompt(message), self._params
         if params.seed is not None:
             params = replace(params, seed=(params.seed + self._repeats) % _SEEDS)
-        with self._interruptible() as interrupt, reading_bar() as bar:
-            stream = self._llm.stream(prompt, params, on_prompt=bar)
-            interrupt.stops(stream)
-            result = write_answer(stream, shown, bar)
-        self._last = Answer(result, scheduler.cached_prompt_tokens - cached)
-        self._conversation.record(message, shown.text)
-        if self._is_terminal:
-            self._show_end(result)
+        self._last = answered(self._llm, prompt, params, self._display)
+        self._conversation.record(message, self._last.text)
+        if self._display.is_terminal:
+            self._show_end(self._last.result)
+        self._keep()
 
-    def _reasoning_of(self, prompt: list[int]) -> "Reasoning | None":
-        from specqd.text.reasoning import reasoning_of
+    def _keep(self) -> None:
+        """Keeps the conversation for `chat --resume`."""
+        if not self._is_kept:
+            return
+        try:
+            replace_file(last_chat(), as_json(self._model.name, self._conversation.saved()))
+        except RequestError as error:
+            say(f"note: chat --resume cannot continue this conversation: {error}")
+            self._is_kept = False
 
-        tokenizer = self._llm.tokenizer
-        return reasoning_of(tokenizer, prompt) if tokenizer.has_chat_template else None
-
-    def _new_answer(self, reasoning: "Reasoning | None") -> PlainAnswer:
-        if reasoning is None:
-            return PlainAnswer(is_wrapped=True)
-        return ReasonedAnswer(reasoning, shows_thoughts=self._is_terminal, is_wrapped=True)
-
-    def _check_room(self, prompt: list[int]) -> None:
+    def _prompt(self, message: str) -> list[int]:
+        """The prompt, which fits into the context. Raises RequestError if it cannot."""
         longest = self._llm.engine.max_context
+        prompt = self._conversation.prompt(message)
+        if self._on_full == "shift":
+            most = self._params.max_tokens
+            prompt, dropped = prompt_with_room(self._conversation, message, longest, most)
+            if dropped:
+                names = f"{_counted(dropped)}: {_range(dropped)}"
+                say(f"the context of {longest} tokens is full; dropped the oldest {names}")
         if len(prompt) >= longest:
             raise RequestError(
                 f"the conversation has {len(prompt)} tokens with this message, too many for the "
                 f"context of {longest}; shorten the message, or start again with /clear"
+                + ("" if self._on_full == "shift" else ", or drop old turns: /set on-full shift")
             )
-
-    @contextmanager
-    def _interruptible(self) -> "Iterator[Interrupt]":
-        """On a terminal, the first Ctrl-C stops the answer after the current round, and the second
-        stops the program."""
-        interrupt = Interrupt()
-        if not self._is_terminal:
-            yield interrupt
-            return
-        before = signal.signal(signal.SIGINT, interrupt)
-        try:
-            yield interrupt
-        finally:
-            signal.signal(signal.SIGINT, before)
+        return prompt
 
     def _show_end(self, result: "Result") -> None:
         if is_quiet():
@@ -262,7 +267,16 @@ class Talk:
         line = f"specqd: {summary(self._llm, result, self._params)}"
         if is_full(self._llm, result):
             line += "; /clear starts again"
+            line += "" if self._on_full == "shift" else ", /set on-full shift drops old turns"
         print(click.style(line, dim=True) if has_colour(sys.stderr) else line, file=sys.stderr)
+
+    def _show_reasoning(self) -> None:
+        if self._last is None or not self._last.thought:
+            say("no answer yet" if self._last is None else "the last answer has no reasoning")
+            return
+        screen = Dimmed(is_wrapped=True)
+        screen.feed(self._last.thought)
+        screen.finish()
 
     def _show_stats(self) -> None:
         if self._last is None:
@@ -284,3 +298,19 @@ class Talk:
             say("no answer yet")
             return
         explain.show(self._last.result, self._llm.tokenizer, sys.stderr)
+
+
+def _counted(turns: Sequence[Turn]) -> str:
+    return "1 turn" if len(turns) == 1 else f"{len(turns)} turns"
+
+
+def _range(turns: Sequence[Turn]) -> str:
+    """The first and the last message."""
+    ends = turns[:1] if len(turns) == 1 else (turns[0], turns[-1])
+    return " to ".join(map(_quoted, ends))
+
+
+def _quoted(turn: Turn) -> str:
+    """The beginning of a message."""
+    text = " ".join(turn.asked.split())
+    return f'"{text}"' if len(text) <= _QUOTED else f'"{text[: _QUOTED - 3]}..."'

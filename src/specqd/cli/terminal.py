@@ -107,10 +107,14 @@ def hide_typing() -> None:
     termios.tcsetattr(sys.stdin, termios.TCSADRAIN, modes)
 
 
+def can_redraw(stream: TextIO) -> bool:
+    """Whether the stream is a terminal on which lines can be replaced."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
 def has_colour(stream: TextIO) -> bool:
     """Whether to write colours to the stream (https://no-color.org)."""
-    is_able = stream.isatty() and os.environ.get("TERM") != "dumb"
-    return is_able and not os.environ.get("NO_COLOR")
+    return can_redraw(stream) and not os.environ.get("NO_COLOR")
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -35,7 +35,7 @@ class WordWrap:
             return shown
         if character in " \t":
             return self.finish() + self._gap(character)
-        if _cells(character) > 1:
+        if cells(character) > 1:
             return self.finish() + self._placed(character)
         self._word += character
         if not self._is_long and len(self._word) <= self._columns():
@@ -52,7 +52,7 @@ class WordWrap:
         return space
 
     def _placed(self, word: str) -> str:
-        size, columns = _cells(word), self._columns()
+        size, columns = cells(word), self._columns()
         begins_line = not self._is_long and self._column > 0 and self._column + size > columns
         start = 0 if begins_line else self._column
         self._column = start + size
@@ -61,7 +61,8 @@ class WordWrap:
         return f"\n{word}" if begins_line else word
 
 
-def _cells(text: str) -> int:
+def cells(text: str) -> int:
+    """The columns that a text takes."""
     from prompt_toolkit.utils import get_cwidth  # loaded with the editor
 
     return get_cwidth(text)
