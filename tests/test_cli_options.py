@@ -144,7 +144,7 @@ def test_an_option_that_is_lacking_is_answered_with_ours(
 ) -> None:
     command = next(
         command
-        for command in ("generate", "serve", "batch")
+        for command in ("generate", "serve", "batch", "inspect")
         if not any(name in names_of(each) for each in app.commands[command].params)
     )
     status, out, err = run(command, name, *value)

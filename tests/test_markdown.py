@@ -124,6 +124,6 @@ def test_the_reasoning_is_folded_into_one_line(monkeypatch: pytest.MonkeyPatch) 
         assert len(screen.lines) <= 4
         assert f"thought {i}," in " ".join(each.strip() for each in screen.lines)
     folded.finish()
-    line, rest = screen.lines
+    line, *rest = screen.lines
     assert re.fullmatch(r"thought for \d+\.\d s; /reasoning shows it", line)
-    assert rest == ""
+    assert rest == ["", ""]

@@ -13,7 +13,8 @@ ENTER, CTRL_C, CTRL_D, CTRL_J, CTRL_Z, UP = "\r", "\x03", "\x04", "\n", "\x1a", 
 COLUMNS = 80
 _PATIENCE = 60.0  # seconds
 _MARKED, _EDITOR_ENDS = "\x1b[?2004h", b"\x1b[?2004l"  # bracketed paste on, off
-_EDITOR_BEGINS = re.compile(rb"\x1b\[\?2004h(?:\x1b\[\?1l)?\x1b\[\?25l")  # and hides the cursor
+# It also hides the cursor, as a progress bar does, and ends the terminal's own wrapping.
+_EDITOR_BEGINS = re.compile(rb"\x1b\[\?2004h(?:\x1b\[\?1l)?\x1b\[\?25l(?:\x1b\[0m)?\x1b\[\?7l")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[()][A-Z0-9]|[=>])")
 
 

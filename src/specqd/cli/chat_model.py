@@ -35,13 +35,14 @@ class ChatModel:
 
         Raises SpecqdError; also for Ctrl-C.
         """
-        before = self.shown
+        before, is_closed = self.shown, False
         try:
             self._find(name)
+            is_closed = True
             self.llm.close()
             self.llm = self._open(name)
         except (SpecqdError, KeyboardInterrupt) as error:
-            if self.llm.is_closed:
+            if is_closed:
                 self.llm = self._open(self.name)
             raise RequestError(f"{str(error) or 'stopped'} ({before} stays)") from error
         self.name = name

@@ -98,7 +98,7 @@ class Folded:
 
     def finish(self) -> None:
         seconds = time.monotonic() - self._begun
-        self._region.show([dimmed(f"thought for {seconds:.1f} s; {self._hint}")], [])
+        self._region.show([dimmed(f"thought for {seconds:.1f} s; {self._hint}"), ""], [])
 
 
 class Region:

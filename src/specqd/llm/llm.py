@@ -127,7 +127,7 @@ class LLM:
         """The loaded model: its configuration, weights and KV cache. Raises RequestError after
         `close`."""
         if self._model is None:
-            raise self._closed_error()
+            raise self._is_closed()
         return self._model
 
     @property
@@ -135,13 +135,8 @@ class LLM:
         """What runs the requests: the chain of levels, the queue and its counts. Raises
         RequestError after `close`."""
         if self._engine is None:
-            raise self._closed_error()
+            raise self._is_closed()
         return self._engine
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._model is None
 
     def close(self) -> None:
         """Frees the model's memory, unless another LLM of `with_draft` uses it. Later calls raise
@@ -149,7 +144,7 @@ class LLM:
         that are kept are written."""
         with self.turns.alone():
             if self._engine is not None:
-                self._engine.end_all(self._closed_error())
+                self._engine.end_all(self._is_closed())
             if self._model is not None and self._model.prompt_store is not None:
                 self._model.prompt_store.flush()
             self._engine = self._model = None
@@ -335,7 +330,7 @@ class LLM:
         params = inputs.params_of(sampling_params, self.defaults)
         return Stream(self._begin, prompt, params, self.tokenizer, on_prompt, finished)
 
-    def _closed_error(self) -> RequestError:
+    def _is_closed(self) -> RequestError:
         return RequestError(f"the LLM of {self.directory} is closed; make another one")
 
 
