@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from specqd.errors import ConfigError, ShortMemoryError
+from specqd.errors import ConfigError, MachineError, ShortMemoryError
 
 pytest.importorskip("fastapi", reason="needs specqd[serve]")
 
@@ -168,7 +168,9 @@ def test_a_load_that_lacks_memory_unloads_others_and_is_tried_again() -> None:
     assert run("abc", test) == ["+a", "+b", "-a", "-b", "+c"]
 
 
-@pytest.mark.parametrize("error", [ShortMemoryError("path: short"), MemoryError()])
+@pytest.mark.parametrize(
+    "error", [ShortMemoryError("path: short"), MachineError("path: a small cache"), MemoryError()]
+)
 def test_a_model_that_does_not_fit_fails_only_its_own_requests(error: Exception) -> None:
     async def test(models: Models, loads: Loads) -> None:
         loads.failures = [error]

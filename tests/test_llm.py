@@ -332,3 +332,14 @@ def test_an_interrupt_while_a_prompt_is_read_leaves_a_usable_model(
     [expected] = small.with_draft("none").generate(prompt, GREEDY)
     [found] = small.generate(prompt, GREEDY)
     assert found.tokens == expected.tokens
+
+
+@pytest.mark.parametrize(("given", "pages"), [(3.5, 3), (9.0, 9), (1e6, 36)])
+def test_a_cache_has_at_most_the_given_bytes_unless_its_positions_are_stated(
+    small: LLM, chat_model: Path, given: float, pages: int
+) -> None:
+    most = int(given * small.model.cache.page_bytes)
+    with LLM(chat_model, "none", threads=1, cache_bytes=most) as llm:
+        assert llm.model.cache.total_pages == pages
+    with LLM(chat_model, "none", threads=1, cache_bytes=most, cache_positions=300) as llm:
+        assert llm.model.cache_positions == 320

@@ -84,6 +84,32 @@ def test_vllms_counters_count_only_the_target(chance: random.Random) -> None:
     assert found["specqd:level_accepted_tokens_per_pos_total"] == both
 
 
+def test_counters_go_on_with_another_engine_of_the_same_chain(chance: random.Random) -> None:
+    def stats(prompts: int, names: tuple[str, ...] = ("bf16",)) -> Stats:
+        levels = tuple(report(name=name, rows=prompts) for name in names)
+        return Stats(prompts, 0, 0, 0, 0.0, 0.0, levels, names)
+
+    def shown(metrics: Metrics, counts: Counts | None = None) -> dict[str, float]:
+        samples = (each for family in metrics.families(counts) for each in family.samples)
+        return {each.name: each.value for each in samples}
+
+    a, b, begun = (chance.randrange(1, 99) for _ in range(3))
+    tokens, running = "vllm:prompt_tokens_total", "vllm:num_requests_running"
+    metrics = Metrics("small", stats(begun), {})
+    metrics.end(Counts(2, 0, 0.5, *[1] * 5, stats(begun + a)))
+    assert shown(metrics)[tokens] == a
+    assert shown(metrics)[running] == 0
+    metrics.resume(stats(0), {})
+    again = shown(metrics, Counts(3, 0, 0.0, *[1] * 5, stats(b)))
+    assert (again[tokens], again[running]) == (a + b, 3)
+    assert again["specqd:level_rows_total"] == a + b
+    assert again["vllm:num_preemptions_total"] == 2
+    metrics.end(Counts(0, 0, 0.0, *[0] * 5, stats(b)))
+    chain = ("bf16", "fp4")
+    metrics.resume(stats(0, chain), {})
+    assert shown(metrics, Counts(0, 0, 0.0, *[0] * 5, stats(b, chain)))[tokens] == b
+
+
 @pytest.fixture
 def served(tmp_path: Path, seed: int) -> Iterator[Served]:
     directory = add_template(make_model(tmp_path / "small", Shape(is_peaked=True), seed))

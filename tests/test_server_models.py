@@ -115,6 +115,14 @@ def test_two_models_of_one_name_are_refused(words: list[str], refuse: Refuse) ->
     assert said == f"{words[0]}: is called one in the API, and so is {words[0]}; rename one"
 
 
+def test_what_the_machine_lacks_is_refused_at_the_start(
+    words: list[str], refuse: Refuse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specqd._native.available_isas", lambda: ["portable"])
+    said = refuse("serve", *words, "--isa", "amx", "--port", "0")
+    assert said == "--isa amx: not available here; choose one of portable"
+
+
 @pytest.mark.parametrize("option", ["--served-model-name", "--chat-template"])
 def test_options_for_one_model_are_refused_for_several(
     words: list[str], option: str, run: Any, tmp_path: Path

@@ -62,8 +62,10 @@ class Opening:
         from specqd.server.models import Models
         from specqd.server.service import Shared
 
-        if memory is None and len(words) > 1 and (usable := _native.usable_memory()) >= 0:
-            memory = usable
+        if len(words) > 1:
+            self.machine.machine()  # its errors come now, not with the first request
+            if memory is None and (usable := _native.usable_memory()) >= 0:
+                memory = usable
         shared = Shared()
         sources = [self._source(each, memory, shared) for each in words or (None,)]
         _check_names([each.name for each in sources], words)

@@ -14,7 +14,7 @@ from time import monotonic
 
 from specqd import _native
 from specqd.engine.thread import StoppedError
-from specqd.errors import ShortMemoryError
+from specqd.errors import MachineError, ShortMemoryError
 from specqd.server.problems import ProblemError
 from specqd.server.served_model import ServedModel, Source, State
 from specqd.server.service import Service
@@ -95,7 +95,7 @@ class Keeper:
             service = await self._load(model)
         except asyncio.CancelledError:
             raise
-        except (ShortMemoryError, MemoryError) as error:
+        except (MachineError, MemoryError) as error:
             _LOG.error("%s: %s", model.name, error or "out of memory")
             problem = f"{model.name} does not fit into the memory that is left; ask for another one"
             model.fail(ProblemError(503, problem, "model", "model_does_not_fit"))
