@@ -127,7 +127,7 @@ def test_a_named_small_model_is_fetched_in_place_of_the_known_one(
 def test_small_models_are_listed_and_inspected(program: Program) -> None:
     lines = program("models").stdout.decode().splitlines()
     [line] = [each for each in lines if each.startswith(f"  {SHORT} ")]
-    assert line.split() == [SHORT, LARGE, "draft", "qwen3:0.6b"]
+    assert line.split() == [SHORT, LARGE, "2.8", "GB", "drafts:", "4", "bits,", "qwen3:0.6b"]
     listed = json.loads(program("models", "--json").stdout)
     assert listed["small"][SHORT] == SMALL
     assert listed["small"]["qwen3:0.6b"] is None
