@@ -17,8 +17,8 @@ PROMPT = "Write a Python function that adds up a list, with an example. Then exp
 NOTES = {
     "name": "notes.txt",
     "mimeType": "text/plain",
-    "buffer": b"Ada Lovelace (1815-1852) was an English mathematician. She wrote the first program, "
-    b"for Babbage's Analytical Engine, which was never built.\n",
+    "buffer": b"Ada Lovelace (1815-1852) was an English mathematician. She wrote the first "
+    b"program, for Babbage's Analytical Engine, which was never built.\n",
 }
 
 
