@@ -1,0 +1,318 @@
+"""Trains a DFlash drafter for a small Llama, so that acceptance can prove how ours reads one.
+
+    python parity/train_dflash.py MODEL OUT --minutes 50
+
+The texts are the sources of Python's standard library. Every twentieth file is held out: OUT gets
+prompts of those (prompts.jsonl) for `specqd bench head`. The drafter begins with the model's last
+layers; its embedding and output head are the model's and stay as they are. OUT is written again
+every few minutes, so a training that was stopped leaves a drafter.
+"""
+
+import argparse
+import json
+import math
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from torch.nn.functional import linear, log_softmax, scaled_dot_product_attention, silu
+from transformers import AutoModelForCausalLM
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+
+from dflash import Dflash
+
+Tensor = torch.Tensor
+LENGTH = 512  # tokens of a text
+HELD_OUT = 20  # one file of so many
+PROMPT_CHARACTERS = 800
+LAYERS, BLOCK = 3, 8
+TAPS = (2, 4, 5, 6, 7)  # boundaries of the model's layers
+ANCHORS = 64  # blocks of a text, new in each step
+FADE = 4.0  # places after which a place weighs e times less
+RATE, WARMUP, CLIP = 6e-4, 0.04, 1.0
+SAVE_SECONDS = 480.0
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Texts of `LENGTH` tokens, each with the id that begins a text; prompts of held-out files."""
+
+    learned: Tensor
+    held_out: Tensor
+    prompts: list[str]
+
+    @classmethod
+    def read(cls, model: Path) -> "Texts":
+        root = Path(sysconfig.get_paths()["stdlib"])
+        others = {"site-packages", "test", "tests", "idle_test", "lib2to3"}
+        files = sorted(file for file in root.rglob("*.py") if not others & {*file.parts})
+        sources = [file.read_text("utf-8", "replace") for file in files]
+        tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        held_out = sources[::HELD_OUT]
+        prompts = [text[:PROMPT_CHARACTERS] for text in held_out if len(text) > 2000]
+        learned = [text for i, text in enumerate(sources) if i % HELD_OUT]
+        return cls(_pieces(tokenizer, learned), _pieces(tokenizer, held_out), prompts)
+
+    def unused(self, vocabulary: int) -> int:
+        """The last id that no text has."""
+        used = {*self.learned.unique().tolist(), *self.held_out.unique().tolist()}
+        return max(token for token in range(vocabulary) if token not in used)
+
+
+def _pieces(tokenizer: Tokenizer, sources: Sequence[str]) -> Tensor:
+    pieces: list[list[int]] = []
+    for encoding in tokenizer.encode_batch(sources, add_special_tokens=False):
+        ids = encoding.ids
+        starts = range(0, len(ids) - LENGTH + 2, LENGTH - 1)
+        pieces += [[0, *ids[first : first + LENGTH - 1]] for first in starts]
+    return torch.tensor(pieces)
+
+
+class Teacher:
+    """The model: the features that the drafter reads, and the tokens that it should predict."""
+
+    def __init__(self, directory: Path) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16)
+        self.config = self.model.config
+        self.weights: dict[str, Tensor] = {
+            name: tensor.float() for name, tensor in self.model.state_dict().items()
+        }
+
+    def read(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Features [n, LENGTH, taps * hidden], and logits [n, LENGTH, vocabulary]."""
+        with torch.no_grad():
+            out = self.model(tokens, use_cache=False, output_hidden_states=True)
+        return torch.cat([out.hidden_states[tap] for tap in TAPS], -1).float(), out.logits
+
+
+class Drafter:
+    """A drafter that learns: many blocks of each text at once."""
+
+    def __init__(self, teacher: Teacher, mask: int) -> None:
+        self.config, self.mask = teacher.config, mask
+        theirs = teacher.weights
+        self.embedding = theirs["model.embed_tokens.weight"]
+        self.head = theirs.get("lm_head.weight", self.embedding)
+        first, hidden = self.config.num_hidden_layers - LAYERS, self.config.hidden_size
+        middle = first + LAYERS // 2
+        self.w = {
+            "norm.weight": theirs["model.norm.weight"],
+            "hidden_norm.weight": theirs[f"model.layers.{middle}.input_layernorm.weight"],
+            "fc.weight": torch.cat([torch.eye(hidden) * (tap == middle) for tap in TAPS], 1),
+        }
+        for layer in range(LAYERS):
+            at = f"model.layers.{first + layer}."
+            found = [name for name in theirs if name.startswith(at)]
+            self.w |= {f"layers.{layer}.{name.removeprefix(at)}": theirs[name] for name in found}
+        self.w = {name: tensor.clone().requires_grad_() for name, tensor in self.w.items()}
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.config.rms_norm_eps)
+        return wide * scale * self.w[f"{name}.weight"]
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        return linear(x, self.w[f"{name}.weight"])
+
+    def heads(self, x: Tensor, name: str, positions: Tensor | None) -> Tensor:
+        """[n, rows, hidden] -> [n, heads, rows, head_dim]; rotated if positions [n, rows] are
+        given."""
+        dim = self.config.head_dim
+        made = self.linear(x, name).unflatten(-1, (-1, dim)).transpose(1, 2)
+        if positions is None:
+            return made
+        theta = self.config.rope_parameters["rope_theta"]
+        frequencies = theta ** (-torch.arange(dim // 2) / (dim // 2))
+        angles = positions[:, None, :, None] * frequencies
+        a, b = made.float().chunk(2, -1)
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(made.dtype)
+
+    def logits(self, features: Tensor, tokens: Tensor, anchors: Tensor) -> Tensor:
+        """Of the blocks whose newest tokens are at `anchors` [n, blocks]: [n, blocks, BLOCK - 1,
+        vocabulary]."""
+        (n, length), blocks = tokens.shape, anchors.shape[1]
+        context = self.norm(self.linear(features, "fc"), "hidden_norm")
+        x = self.embedding[self.mask].expand(n, blocks, BLOCK, -1).clone()
+        x[:, :, 0] = self.embedding[tokens.gather(1, anchors)]
+        x = x.flatten(1, 2)
+        rows = (anchors[..., None] + torch.arange(BLOCK)).flatten(1)
+        keys = torch.arange(length).expand(n, -1)
+        before = keys[:, None] < anchors.repeat_interleave(BLOCK, 1)[..., None]
+        block = torch.arange(blocks).repeat_interleave(BLOCK)
+        same = (block[:, None] == block).expand(n, -1, -1)
+        seen = torch.cat([before, same], -1)[:, None]
+        for layer in range(LAYERS):
+            at = f"layers.{layer}."
+            a, own = self.norm(x, f"{at}input_layernorm"), f"{at}self_attn."
+            q = self.heads(a, f"{own}q_proj", rows)
+            k, v = (
+                torch.cat([self.heads(context, name, where), self.heads(a, name, whose)], 2)
+                for name, where, whose in (
+                    (f"{own}k_proj", keys, rows),
+                    (f"{own}v_proj", None, None),
+                )
+            )
+            k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], 1) for part in (k, v))
+            mixed = scaled_dot_product_attention(q, k, v, attn_mask=seen)
+            x = x + self.linear(mixed.transpose(1, 2).flatten(2), f"{own}o_proj")
+            b = self.norm(x, f"{at}post_attention_layernorm")
+            gate = silu(self.linear(b, f"{at}mlp.gate_proj"))
+            x = x + self.linear(gate * self.linear(b, f"{at}mlp.up_proj"), f"{at}mlp.down_proj")
+        last = self.norm(x, "norm").unflatten(1, (blocks, BLOCK))[:, :, 1:]
+        return linear(last, self.head)
+
+    def write(self, out: Path) -> None:
+        """Writes the drafter as z-lab's are."""
+        theirs = self.config
+        config = {
+            "architectures": ["DFlashDraftModel"],
+            "model_type": "qwen3",
+            "hidden_size": theirs.hidden_size,
+            "intermediate_size": theirs.intermediate_size,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": theirs.num_attention_heads,
+            "num_key_value_heads": theirs.num_key_value_heads,
+            "head_dim": theirs.head_dim,
+            "rms_norm_eps": theirs.rms_norm_eps,
+            "rope_theta": theirs.rope_parameters["rope_theta"],
+            "max_position_embeddings": theirs.max_position_embeddings,
+            "vocab_size": theirs.vocab_size,
+            "num_target_layers": theirs.num_hidden_layers,
+            "block_size": BLOCK,
+            "dflash_config": {
+                "mask_token_id": self.mask,
+                "target_layer_ids": [tap - 1 for tap in TAPS],
+            },
+        }
+        (out / "config.json").write_text(json.dumps(config, indent=1))
+        tensors = {name: each.detach().to(torch.bfloat16) for name, each in self.w.items()}
+        save_file(tensors, out / ".unfinished")
+        (out / ".unfinished").replace(out / "model.safetensors")
+
+
+def draw_anchors(texts: int) -> Tensor:
+    """Positions of newest tokens, [texts, ANCHORS], with the whole block inside the text."""
+    most = LENGTH - BLOCK + 1
+    return torch.stack([1 + torch.randperm(most - 1)[:ANCHORS] for _ in range(texts)])
+
+
+def block_logits(teacher: Teacher, drafter: Drafter, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """The drafter's logits of random blocks, and the teacher's of the same places."""
+    anchors = draw_anchors(len(tokens))
+    features, wanted = teacher.read(tokens)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = drafter.logits(features, tokens, anchors)
+    at = (anchors[..., None] + torch.arange(BLOCK - 1)).flatten(1)
+    theirs = wanted.gather(1, at[..., None].expand(-1, -1, wanted.shape[-1]))
+    return found.float().flatten(1, 2), theirs.float()
+
+
+def loss_of(found: Tensor, wanted: Tensor) -> Tensor:
+    """Cross-entropy with the teacher's distributions; early places weigh more."""
+    weights = torch.exp(-torch.arange(BLOCK - 1) / FADE)
+    nats = -(wanted.softmax(-1) * log_softmax(found, -1)).sum(-1)
+    return (nats.unflatten(1, (-1, BLOCK - 1)) * weights).mean((0, 1)).sum() / weights.sum()
+
+
+def shares_of(found: Tensor, wanted: Tensor) -> Tensor:
+    """By place: the share of blocks whose likeliest tokens are the teacher's up to that place."""
+    agrees = (found.argmax(-1) == wanted.argmax(-1)).unflatten(1, (-1, BLOCK - 1))
+    return agrees.cumprod(-1).float().mean((0, 1))
+
+
+def batches(texts: Tensor, size: int) -> Iterator[Tensor]:
+    """All texts once in each epoch, in new orders, without an end."""
+    while True:
+        for batch in texts[torch.randperm(len(texts))].split(size):
+            if len(batch) == size:
+                yield batch
+
+
+def train(
+    teacher: Teacher, drafter: Drafter, texts: Texts, out: Path, size: int, minutes: float
+) -> None:
+    optimiser = torch.optim.AdamW(drafter.w.values(), lr=RATE, betas=(0.9, 0.95), fused=True)
+    begun = saved = monotonic()
+    recent: list[float] = []
+    for step, tokens in enumerate(batches(texts.learned, size), 1):
+        done = (monotonic() - begun) / (60 * minutes)
+        if done >= 1:
+            break
+        share = min(done / WARMUP, 1.0) * 0.5 * (1 + math.cos(math.pi * done))
+        optimiser.param_groups[0]["lr"] = RATE * share
+        loss = loss_of(*block_logits(teacher, drafter, tokens))
+        optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(drafter.w.values(), CLIP)
+        optimiser.step()
+        recent = [*recent[-49:], loss.item()]
+        if step % 10 == 1:
+            print(
+                f"{done:4.0%}: step {step}, {step * size * LENGTH / 1e6:.2f} M tokens, "
+                f"{sum(recent) / len(recent):.3f} nats",
+                flush=True,
+            )
+        if monotonic() - saved > SAVE_SECONDS:
+            report(teacher, drafter, texts, out)
+            saved = monotonic()
+    report(teacher, drafter, texts, out)
+
+
+def report(teacher: Teacher, drafter: Drafter, texts: Texts, out: Path) -> None:
+    """Writes the drafter, and prints how often it is right along held-out texts."""
+    drafter.write(out)
+    with torch.no_grad():
+        parts = [
+            shares_of(*block_logits(teacher, drafter, tokens))
+            for tokens in texts.held_out[:: len(texts.held_out) // 8].split(4)
+        ]
+    shares = torch.stack(parts).mean(0)
+    listed = ", ".join(f"{share:.3f}" for share in shares.tolist())
+    print(f"held out: {1 + shares.sum():.2f} tokens a block; by place {listed}", flush=True)
+
+
+def check(teacher: Teacher, drafter: Drafter, model: Path, out: Path, tokens: Tensor) -> None:
+    """Compares a block with that of the reference, which reads the files."""
+    anchor = LENGTH // 2
+    features, _ = teacher.read(tokens[None])
+    reference = Dflash(out, model, torch.float32)
+    wanted = reference.block(features[0, :anchor], int(tokens[anchor]), BLOCK)
+    for name, tensor in drafter.w.items():
+        tensor.data = reference.w[name]
+    with torch.no_grad():
+        found = drafter.logits(features, tokens[None], torch.tensor([[anchor]]))[0, 0]
+    error = (found - wanted).norm() / wanted.norm()
+    print(f"differs from the reference by {error:.1e} of the logits")
+    assert error < 1e-4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path, help="directory of a Llama")
+    parser.add_argument("out", type=Path, help="directory of the drafter")
+    parser.add_argument("--minutes", type=float, default=50.0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=4, help="texts of a step")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    args.out.mkdir(parents=True, exist_ok=True)
+    texts, teacher = Texts.read(args.model), Teacher(args.model)
+    prompts = (json.dumps({"prompt": prompt}) + "\n" for prompt in texts.prompts)
+    (args.out / "prompts.jsonl").write_text("".join(prompts))
+    drafter = Drafter(teacher, texts.unused(teacher.config.vocab_size))
+    print(f"{len(texts.learned)} texts to learn, {len(texts.held_out)} held out", flush=True)
+    train(teacher, drafter, texts, args.out, args.batch, args.minutes)
+    check(teacher, drafter, args.model, args.out, texts.held_out[0])
+
+
+if __name__ == "__main__":
+    main()
