@@ -31,7 +31,7 @@ inline F16 round_to_grid(F16 value) {
 
 // The index 0..7 of a grid value.
 inline I16 grid_index(F16 value) {
-  const I16 bits = bits_as<I16>(value) >> 22;  // exponent and first bit of the mantissa
+  const I16 bits = bits_as<I16>(value) >> 22;           // exponent and first bit of the mantissa
   return max(bits - 252, bits_as<I16>(bits != 0) & 1);  // Clang for Windows compares to long
 }
 
