@@ -89,12 +89,14 @@ test-clients: dist/built
 		$(CLIENTS)/bin/python -m pytest tests/test_client_commands.py \
 		tests/test_client_models.py tests/test_client_snippets.py tests/test_clients.py
 
-# Tests the wheel as a user gets it: in a new environment, outside the source tree.
+# Tests the wheel as a user gets it: in a new environment, outside the source tree. A wheel that
+# Python 3.12 has built serves later versions, too, in an environment without another one:
+# `make wheel PYTHON=python3.12 LATER="python3.13 python3.14"`.
 wheel: dist/built
-	rm -rf $(EMPTY)
-	$(PYTHON) -m venv $(EMPTY)
-	$(EMPTY)/bin/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[test]"
-	cd / && $(CURDIR)/$(EMPTY)/bin/python -m pytest -n 2 $(CURDIR)/tests
+	for python in $(PYTHON) $(LATER); do \
+		rm -rf $(EMPTY) && $$python -m venv $(EMPTY) && $(EMPTY)/bin/pip install $(QUIET_PIP) \
+			"$$(ls dist/specqd-*.whl)[test]" && \
+		(cd / && $(CURDIR)/$(EMPTY)/bin/python -m pytest -n 2 $(CURDIR)/tests) || exit 1; done
 
 # On Debian: compares the bits of a build by Clang with those of the usual build.
 clang: build $(VENV)/with-serve+test
@@ -129,7 +131,7 @@ aarch64: build
 aarch64-counts: build
 	$(BIN)/python benchmarks/aarch64/count.py --check
 
-# Compiles the core for Linux on aarch64 and for macOS, without running it.
+# Compiles the core and its bindings for other platforms, and runs a smoke test where it can.
 cross:
 	.ci/cross
 
@@ -141,7 +143,7 @@ amx: build dist/built $(VENV)/with-serve+test
 image:
 	.ci/image
 
-CPP := 'csrc/*.h' 'csrc/*.cpp' 'fuzz/native/*.h' 'fuzz/native/*.cpp'
+CPP := 'csrc/*.h' 'csrc/*.cpp' 'fuzz/native/*.h' 'fuzz/native/*.cpp' 'tests/native/*.cpp'
 
 lint: build $(VENV)/with-serve+lint
 	$(BIN)/ruff check .
