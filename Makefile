@@ -150,6 +150,7 @@ lint: build $(VENV)/with-serve+lint
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/hadolint deploy/Containerfile
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files $(CPP))
 	$(BIN)/python -m nanobind.stubgen -q -m specqd._native -r -O dist
 	diff -r dist/_native src/specqd/_native
