@@ -130,7 +130,7 @@ def test_what_packing_leaves_out_is_told(directory: Path, tmp_path: Path, run: R
         change_model(directory, resize(name, 8))
     status, _, err = run("pack", directory, tmp_path / "packed", "--calibrate", "none")
     assert status == 0
-    assert err == "note: left out, as nothing reads it: rotary.inv_freq and 1 more\n"
+    assert err == "specqd: note: left out, as nothing reads it: rotary.inv_freq and 1 more\n"
 
 
 def test_of_several_layers_the_first_drafts(

@@ -191,7 +191,7 @@ def test_a_full_context_drops_the_oldest_turns_if_that_is_chosen(
             route.fulfill(body=json.dumps({"count": size, "max_model_len": 1000}))
 
         page.route("**/tokenize", count)
-        page.route("**/page/facts", limited)
+        page.route("**/page/facts*", limited)
         page.reload()
         page.locator("#welcome").wait_for()
         for i in range(5):

@@ -227,8 +227,8 @@ void bind_forwards(nb::module_& m) {
            "From now on, forwards read only the partial output head; by default, the whole one.")
       .def(
           "draft_for",
-          [](DecoderForward& forward, const DecoderForward& target) {
-            const Exclusive use(&forward, &forward.decoder(), &target.decoder());
+          [](DecoderForward& forward, const Decoder& target) {
+            const Exclusive use(&forward, &forward.decoder(), &target);
             forward.draft_for(target);
           },
           "target"_a,

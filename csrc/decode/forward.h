@@ -78,8 +78,8 @@ class DecoderForward : public LevelModel {
   // From now on, forwards read only the partial output head. By default they read the whole one.
   virtual void read_partial_head() { head_ = HeadUse::kPartial; }
   // Drafts for `target` from now on, from the part of the output head that its text suggests.
-  void draft_for(const DecoderForward& target) {
-    decoder_->output_head().draft_for(target.decoder_->output_head());
+  void draft_for(const Decoder& target) {
+    decoder_->output_head().draft_for(target.output_head());
     read_partial_head();
   }
 

@@ -626,7 +626,7 @@ class DecoderForward(LevelModel):
         From now on, forwards read only the partial output head; by default, the whole one.
         """
 
-    def draft_for(self, target: DecoderForward) -> None:
+    def draft_for(self, target: Decoder) -> None:
         """
         Drafts for `target` from now on, from the part of the output head that its text suggests.
         A draft head with ids of its own reads its whole output head.

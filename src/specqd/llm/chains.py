@@ -213,10 +213,10 @@ class Drafts:
         name = building.name(name, above_name)
         if isinstance(files, BlockFiles):
             blocks = BlockHead(files, self._heads[key], above, spec.precision)
-            blocks.draft_for(self._models[self._target])
+            blocks.draft_for(self._models[self._target].decoder)
             return BlockDrafter(blocks, length=spec.length, name=name)
         head = Head(files, self._heads[key], above, spec.precision)
-        head.draft_for(self._models[self._target])
+        head.draft_for(self._models[self._target].decoder)
         return Level(head, NoDraft(), length=spec.length, name=name)
 
     def _model(
@@ -235,7 +235,7 @@ class Drafts:
         precision = spec.precision
         if precision is Precision.FP4 and self._models.get((directory, Precision.EXACT)) is above:
             draft = above.as_draft()
-            draft.draft_for(self._models[self._target])
+            draft.draft_for(self._models[self._target].decoder)
             return draft
         key = (directory, precision)
         if key not in self._models:
@@ -258,7 +258,7 @@ class Drafts:
                     progress=progress,
                 )
                 target.rely_on(self._models[key])
-        self._models[key].draft_for(self._models[self._target])
+        self._models[key].draft_for(self._models[self._target].decoder)
         return self._models[key]
 
 

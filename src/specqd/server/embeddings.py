@@ -53,4 +53,4 @@ async def _finish(service: Service, run: EmbeddingRun) -> None:
     """Runs all forwards."""
     engine = service.engine
     while not run.is_done:
-        await service.forward(lambda: run.step(engine.rows_beside()))
+        await service.thread.ask(lambda: run.step(engine.rows_beside()))

@@ -114,15 +114,6 @@ class Service:
         async with self._shared.long_bodies if is_long else nullcontext():
             return await asyncio.to_thread(work)
 
-    async def forward(self, work: Callable[[], T]) -> T:
-        """Runs forwards between two rounds of the engine, while no other model runs any."""
-
-        def alone() -> T:
-            with self._shared.rounds.alone():
-                return work()
-
-        return await self.thread.ask(alone)
-
     async def answer(
         self,
         api_request: ApiRequest,
