@@ -58,7 +58,7 @@ class Case:
         case = cls(model, heads, tokens, new_sequence([*tokens, 1]))
         model.forward([Rows(model.context(case.text), 0, tokens, 0)])
         for head in heads.values():
-            head.draft_for(model)
+            head.draft_for(model.decoder)
             case.block_s(head, BLOCK)  # absorbs the context
         return case
 

@@ -81,11 +81,11 @@ def level_of(files: Files, head: Head | BlockHead, target: Model, length: int) -
     """Makes a level of the same head from these files."""
     if isinstance(files, BlockFiles):
         blocks = BlockHead(files, load_block_drafter(files, target), target, head.precision)
-        blocks.draft_for(target)
+        blocks.draft_for(target.decoder)
         return BlockDrafter(blocks, length=length, name="head")
     decoder = load_mtp(files, target) if isinstance(files, MtpFiles) else load_head(files, target)
     other = Head(files, decoder, target, head.precision)
-    other.draft_for(target)
+    other.draft_for(target.decoder)
     return Level(other, NoDraft(), length=length)
 
 
