@@ -136,8 +136,8 @@ class Drafter:
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(made.dtype)
 
     def logits(self, features: Tensor, tokens: Tensor, anchors: Tensor) -> Tensor:
-        """Of the blocks whose newest tokens are at `anchors` [n, blocks]: [n, blocks, BLOCK - 1,
-        vocabulary]."""
+        """The logits of blocks, [n, blocks, BLOCK - 1, vocabulary]. anchors: the positions of their
+        newest tokens, [n, blocks]."""
         (n, length), blocks = tokens.shape, anchors.shape[1]
         context = self.norm(self.linear(features, "fc"), "hidden_norm")
         x = self.embedding[self.mask].expand(n, blocks, BLOCK, -1).clone()

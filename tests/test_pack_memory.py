@@ -61,7 +61,7 @@ def test_only_models_not_yet_loaded_need_memory(
     assert main(["pack", str(models[1]), str(tmp_path / "packed")]) == 0
     llm = LLM(models[0], [str(models[2])], 1)
     monkeypatch.setattr(_native, "usable_memory", lambda: 1000)
-    monkeypatch.setattr("specqd.model.model._cache_pages", lambda *_: 64)
+    monkeypatch.setattr("specqd.model.cache_size.pages", lambda *_: 64)
     llm.with_draft(["fp4", str(models[2])])
     llm.with_draft([str(tmp_path / "packed")])
     with pytest.raises(MachineError, match=str(models[1])):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from specqd import LLM, SamplingParams, _native
 from specqd._native import Context, DraftRequest, Level, NoDraft, Proposal, Rows, testing
 from specqd.errors import CacheFullError
-from specqd.model import model as model_module
+from specqd.model import cache_size
 from specqd.model.model import Machine, Model
 from support.cached_models import PAGE, advance, new_sequence
 from support.exactness import Decoding, Trace, difference
@@ -214,7 +214,7 @@ def test_a_convolution_alone_reads_the_rows_right_before(tmp_path: Path, seed: i
 def test_sequences_wait_for_states_and_none_leak(
     directory: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_module, "_MOST_STATES", 2)
+    monkeypatch.setattr(cache_size, "_MOST_STATES", 2)
     few = LLM(directory, "fp4:k=4", threads=1, cache_positions=1 << 12)
     cache = few.engine.level.model.cache
     assert cache.total_states == 2

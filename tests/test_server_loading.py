@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,28 @@ from support.several_models import (
 )
 
 pytest.importorskip("llguidance", reason="needs specqd[serve]")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A model whose load begins and then waits until the gate is opened."""
+
+    directory: Path
+    gate: Path
+
+    @property
+    def program(self) -> list[str]:
+        return [sys.executable, held_loads.__file__, str(self.gate)]
+
+    def wait(self) -> None:
+        until(self.gate.with_suffix(".begun").exists)
+
+
+@pytest.fixture
+def held(tmp_path: Path, seed: int) -> Held:
+    directory = add_template(make_model(tmp_path / "held", SHAPE, seed + 9))
+    return Held(directory, tmp_path / "gate")
+
 
 directories = several_models()
 alone = each_alone()
@@ -59,14 +82,11 @@ def test_an_unloaded_model_returns_its_memory(
 
 
 def test_while_one_model_loads_others_answer(
-    directories: dict[str, Path], alone: dict[str, LLM], tmp_path: Path, seed: int
+    directories: dict[str, Path], alone: dict[str, LLM], held: Held
 ) -> None:
-    held = add_template(make_model(tmp_path / "held", SHAPE, seed + 9))
-    gate = tmp_path / "gate"
     body = {"prompt": "ab", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
     params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
-    program = [sys.executable, held_loads.__file__, str(gate)]
-    with serving(str(directories["one"]), str(held), program=program) as served:
+    with serving(str(directories["one"]), str(held.directory), program=held.program) as served:
         assert served.ask("POST", COMPLETIONS, body | {"model": "one"}).status == 200
         with ThreadPoolExecutor(3) as pool:
             waiting = [
@@ -79,27 +99,22 @@ def test_while_one_model_loads_others_answer(
                 assert reply.content["choices"][0]["text"] == text
                 assert served.ask("GET", "/health").status == 200
                 assert len(served.ask("GET", "/v1/models").content["data"]) == 2
-            until(gate.with_suffix(".begun").exists)
+            held.wait()
             assert samples_of(served, "specqd:model_loaded") == {"one": 1, "held": 0}
             assert not any(each.done() for each in waiting)
-            gate.touch()
+            held.gate.touch()
             texts = {each.result().content["choices"][0]["text"] for each in waiting}
-        assert texts == {LLM(held, "none", threads=1).generate("ab", params)[0].text}
+        assert texts == {LLM(held.directory, "none", threads=1).generate("ab", params)[0].text}
         assert samples_of(served, "specqd:model_loads_total") == {"one": 1, "held": 1}
 
 
-def test_nothing_is_loaded_for_a_client_that_left(
-    directories: dict[str, Path], tmp_path: Path, seed: int
-) -> None:
+def test_nothing_is_loaded_for_a_client_that_left(directories: dict[str, Path], held: Held) -> None:
     """Its request waits behind another load."""
-    held = add_template(make_model(tmp_path / "held", SHAPE, seed + 9))
-    gate = tmp_path / "gate"
-    program = [sys.executable, held_loads.__file__, str(gate)]
-    with serving(str(held), str(directories["one"]), program=program) as served:
+    with serving(str(held.directory), str(directories["one"]), program=held.program) as served:
         with ThreadPoolExecutor(1) as pool:
             body = {"prompt": "a", "max_tokens": 2}
             waiting = pool.submit(served.ask, "POST", COMPLETIONS, body | {"model": "held"})
-            until(gate.with_suffix(".begun").exists)
+            held.wait()
             connection = served.connect()
             left = json.dumps(body | {"model": "one"})
             connection.request("POST", COMPLETIONS, left, {"Content-Type": "application/json"})
@@ -107,7 +122,7 @@ def test_nothing_is_loaded_for_a_client_that_left(
             connection.close()
             for _ in range(5):
                 assert served.ask("GET", "/health").status == 200
-            gate.touch()
+            held.gate.touch()
             assert waiting.result().status == 200
         assert samples_of(served, "specqd:model_loads_total") == {"held": 1, "one": 0}
 
@@ -131,20 +146,17 @@ def test_a_model_is_unloaded_when_nobody_has_used_it_for_a_while(
 
 
 def test_a_server_ends_while_a_request_waits_for_a_load(
-    directories: dict[str, Path], tmp_path: Path, seed: int
+    directories: dict[str, Path], held: Held
 ) -> None:
-    held = add_template(make_model(tmp_path / "held", SHAPE, seed + 9))
-    gate = tmp_path / "gate"
-    program = [sys.executable, held_loads.__file__, str(gate)]
-    with serving(str(held), str(directories["one"]), program=program) as served:
+    with serving(str(held.directory), str(directories["one"]), program=held.program) as served:
         with ThreadPoolExecutor(1) as pool:
             body = {"model": "held", "prompt": "a", "max_tokens": 2}
             waiting = pool.submit(served.ask, "POST", COMPLETIONS, body)
-            until(gate.with_suffix(".begun").exists)
+            held.wait()
             served.process.send_signal(signal.SIGTERM)
             served.process.send_signal(signal.SIGTERM)
             time.sleep(0.2)
-            gate.touch()
+            held.gate.touch()
             assert waiting.result().status in (200, 503)
         assert served.process.wait(60) == -signal.SIGTERM
 

@@ -11,7 +11,7 @@ namespace specqd {
 namespace {
 
 constexpr int64_t kNewest = 2;      // pages: the one of the draft's first row, and the one before
-constexpr int64_t kMostOfMean = 2;  // a strip's earlier pages, over those of a strip on average
+constexpr int64_t kMostOfMean = 2;  // times the mean number of earlier pages: the most of a strip
 
 struct Candidate {
   float weight;
@@ -51,8 +51,8 @@ const PageChoice* DraftPages::choose(int64_t strips, int64_t start, int64_t most
   return &choice_;
 }
 
-// Of the pages before `recent`, chooses the first one of each strip, and those of most weight in
-// all strips together: `mean` by strip.
+// Chooses pages before `recent`, `mean` by strip on average: the first one of each strip, and those
+// of most weight in all strips together.
 void DraftPages::choose_best(int64_t strips, int64_t recent, int64_t mean) {
   const auto pages = strips_ == strips ? std::ssize(weights_) / strips : 0;
   const int64_t most = std::min(kMostOfMean * mean, recent - 1);

@@ -42,8 +42,9 @@ void check_rows(const Decoder& decoder, const KvCache& cache, std::span<const in
 void DecoderForward::run_forward(const std::function<void()>& work) {
   run_concurrently(work);
   bytes_read_ += decoder_->moved_bytes();
-  cache_bytes_read_ += decoder_->seen_cache_bytes();
-  whole_cache_bytes_ += decoder_->whole_cache_bytes();
+  const size_t seen = decoder_->seen_cache_bytes();
+  cache_bytes_read_ += seen;
+  whole_cache_bytes_ += seen + decoder_->skipped_cache_bytes();
 }
 
 ScoredTokens DecoderForward::verify(int64_t row, std::span<const int32_t> proposal,

@@ -1,4 +1,5 @@
-// How the tokens of a block fared, by their place in it. Knows no models and no sequences.
+// Counts of the accepted tokens of blocks, by their place in the block. This file knows no models
+// and no sequences.
 //
 // Places are counted in four groups: 1; 2 and 3; 4 to 7; 8 and later. A token counts only if those
 // before it were accepted.
@@ -38,9 +39,9 @@ class PlaceAcceptance {
   std::array<Shares, kPlaceGroups> own_;         // by the token's own probability
 };
 
-// Which share of the noise gives the verifier's tokens most often. A drafter that predicts the
-// verifier's distribution needs all of the noise. If its distribution is much flatter, as that of a
-// late place may be, less is better.
+// Finds the share of the noise that gives the verifier's tokens most often, by place. A drafter
+// that predicts the verifier's distribution needs all of the noise. If its distribution is much
+// flatter, as that of a late place may be, less is better.
 class NoiseChoice {
  public:
   using Outcome = std::array<bool, kNoiseShares.size()>;  // whether each share gave the right token

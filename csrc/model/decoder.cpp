@@ -96,25 +96,21 @@ size_t Decoder::weight_bytes(Precision precision) const {
 }
 
 size_t Decoder::seen_cache_bytes() const {
-  return cache_bytes(batch_.all_sequences, batch_.sequences);
-}
-
-size_t Decoder::whole_cache_bytes() const {
-  const auto whole = [](std::span<const SequenceRows> sequences) {
-    std::vector<SequenceRows> copies(sequences.begin(), sequences.end());
-    for (SequenceRows& rows : copies) rows.choice = nullptr;
-    return copies;
-  };
-  return cache_bytes(whole(batch_.all_sequences), whole(batch_.sequences));
-}
-
-size_t Decoder::cache_bytes(std::span<const SequenceRows> all,
-                            std::span<const SequenceRows> with_logits) const {
   int64_t words = 0;
   for (int64_t i = 0; i < std::ssize(layers_); ++i)
     words += layers_[static_cast<size_t>(i)].cache_words(
-        i < cache_plan_.first_reader ? all : with_logits);
+        i < cache_plan_.first_reader ? batch_.all_sequences : batch_.sequences);
   return static_cast<size_t>(words) * sizeof(uint16_t) + static_cast<size_t>(batch_.states.bytes());
+}
+
+size_t Decoder::skipped_cache_bytes() const {
+  int64_t words = 0;
+  for (const SequenceRows& rows : batch_.all_sequences)
+    if (rows.choice != nullptr)
+      for (int64_t strip = 0; strip < strips(); ++strip)
+        words += rows.choice->skipped_pages(strip) * kPagePositions *
+                 cache_plan_.strip_words[static_cast<size_t>(strip)];
+  return static_cast<size_t>(words) * sizeof(uint16_t);
 }
 
 bool Decoder::has_pages(const KvCache& cache, const ForwardRows& rows) const {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <string>
 #include <vector>
@@ -70,13 +71,14 @@ class Decoder {
   // Bytes of keys, values and states that the last forward read or wrote: keys and values in blocks
   // of 32 positions. A block counts once per sequence, even if several of its rows read it.
   size_t seen_cache_bytes() const;
-  // The same if all rows had attended to all pages.
-  size_t whole_cache_bytes() const;
+  // Bytes that it would have read too if all rows had attended to all pages.
+  size_t skipped_cache_bytes() const;
 
   // The number of strips, and the bytes of keys and values that they hold per position.
   int64_t strips() const { return std::ssize(cache_plan_.strip_heads); }
   size_t strip_bytes_per_position() const {
-    return static_cast<size_t>(cache_plan_.strip_words) * sizeof(uint16_t);
+    const auto& words = cache_plan_.strip_words;
+    return static_cast<size_t>(std::reduce(words.begin(), words.end())) * sizeof(uint16_t);
   }
   // The softmax weights of rows [first, last) with logits of the last forward, which must have
   // weighed pages: sums over rows and heads, [strips()][pages of the longest such sequence].
@@ -98,8 +100,6 @@ class Decoder {
   // One list per layer, then one for the matrices before and after the layers.
   std::vector<std::vector<BlockMatrix>> matrices() const;
   void reserve();
-  size_t cache_bytes(std::span<const SequenceRows> all,
-                     std::span<const SequenceRows> with_logits) const;
   void begin(const ForwardRequest& request);
   // Runs layers [first, last), and the output head after the last one of all.
   void run_layers(Team& team, int64_t first, int64_t last);

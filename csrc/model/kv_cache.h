@@ -64,7 +64,7 @@ class KvView {
     KvView view = *this;
     view.earlier_ = choice.of_strip(strip);
     view.first_earlier_ = choice.begin_of_strip(strip);
-    view.recent_ = choice.most;
+    view.recent_at_ = choice.most;
     view.skipped_ = choice.skipped_by_all();
     return view;
   }
@@ -80,15 +80,17 @@ class KvView {
 
  private:
   int32_t stored(int64_t page) const {
-    return pages_[page < recent_ ? earlier_[static_cast<size_t>(page - first_earlier_)]
-                                 : page + skipped_];
+    return pages_[page < recent_at_ ? earlier_[static_cast<size_t>(page - first_earlier_)]
+                                    : page + skipped_];
   }
 
   uint16_t* strip_;  // in the cache's first frame
   const int32_t* pages_;
   int64_t frame_words_, key_words_, value_words_;
   std::span<const int32_t> earlier_ = {};
-  int64_t first_earlier_ = 0, recent_ = 0, skipped_ = 0;  // pages
+  // Places in the list of the first of `earlier_` and of the first recent page, and the pages that
+  // the latter is behind its place.
+  int64_t first_earlier_ = 0, recent_at_ = 0, skipped_ = 0;
 };
 
 class KvCache {

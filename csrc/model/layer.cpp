@@ -125,7 +125,8 @@ CachePlan::CachePlan(const DecoderSpec& spec, std::span<const LayerWeights> laye
       places.back().first_strip = std::ssize(strip_heads);
       strip_heads.insert(strip_heads.end(), static_cast<size_t>(shape.kv_heads), shape.group());
       const KvLayer read{shape.kv_heads, shape.head_dim, shape.value_dim};
-      strip_words += read.page_words() / kPagePositions;
+      strip_words.insert(strip_words.end(), static_cast<size_t>(shape.kv_heads),
+                         read.page_words() / shape.kv_heads / kPagePositions);
     }
     longest_window = std::max(longest_window, layer.window);
     if (layer.kv_layer >= 0) {

@@ -19,7 +19,7 @@ struct CachePlan {
   std::vector<AttentionPlace> places;  // by layer; if it is recurrent, `cache_layer` is its state
   std::vector<AttentionKind> kinds;    // of attention
   std::vector<int64_t> strip_heads;    // query heads of each strip
-  int64_t strip_words = 0;             // of the keys and values of all strips, per position
+  std::vector<int64_t> strip_words;    // of the keys and values of each strip, per position
   int64_t longest_window = 0;          // of all layers; 0: one has no window
   int64_t first_reader = 0;  // no layer from this one on has keys, values or states of its own
 };

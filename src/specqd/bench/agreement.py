@@ -82,7 +82,7 @@ def agreement(
     *,
     stop_ids: frozenset[int] = frozenset(),
 ) -> Agreement:
-    """As `agreements`, with the fp4 precision of the target's weights as the only draft.
+    """Compares a target with the fp4 precision of its own weights, as `agreements` does.
 
     Raises RequestError for bad prompts, and for a model of one precision.
     """

@@ -85,7 +85,7 @@ def batch(
     """
     from specqd.hub import shipped_model
     from specqd.openai.batch import open_answers, read_batch
-    from specqd.text.tokenizer import read_template
+    from specqd.text.tokenizer_files import read_template
 
     if ray is not None and find_spec("ray") is None:
         raise RequestError(f"--ray needs ray; {install_command('ray')}")

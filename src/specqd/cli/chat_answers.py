@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Display:
-    """How a conversation is shown. is_long: further messages may follow, and so commands."""
+    """The form of a conversation on the screen. is_long: messages and commands may follow."""
 
     is_terminal: bool
     is_long: bool = True

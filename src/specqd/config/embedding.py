@@ -1,4 +1,4 @@
-"""How a model embeds texts, from the files of sentence-transformers or the metadata of a GGUF file.
+"""Reads how a model embeds texts: from sentence-transformers' files, or a GGUF file's metadata.
 
 Refuses by name what is not supported. Knows nothing of weights.
 """
@@ -35,7 +35,7 @@ _MOST_TOKENS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingConfig:
-    """How the rows of a text become its vector: the last row, or the mean of all rows.
+    """The rule by which the rows of a text become its vector: the last row, or the mean of all.
 
     `is_shortenable` says whether a model was trained so that the first values of a vector are a
     vector, too (Matryoshka); `sizes` are the lengths for which it was trained, and empty for any.

@@ -4,7 +4,7 @@ The numbers of weights follow from the models' published shapes. Knows no files.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specqd.config.families import MTP_TYPES, text_types
 
@@ -35,6 +35,10 @@ class Entry:
     read_mxfp4: float = 0.0
     head: str | None = None
     embeds: bool = False
+
+    def named(self, name: str, repository: str, *, embeds: bool = False) -> "Entry":
+        """Another model of the same shape."""
+        return replace(self, name=name, repository=repository, embeds=embeds)
 
     @property
     def memory_gb(self) -> float:
@@ -78,6 +82,32 @@ class Entry:
 def _tokens_of_round(drafted: int) -> float:
     return sum(ACCEPTANCE**place for place in range(drafted + 1))
 
+
+# Shapes that other models have, too.
+_QWEN2_5_0_5B = Entry("qwen2.5:0.5b", "Qwen/Qwen2.5-0.5B-Instruct", "qwen2", 0.494, 0.494, 12.29)
+_QWEN2_5_1_5B = Entry("qwen2.5:1.5b", "Qwen/Qwen2.5-1.5B-Instruct", "qwen2", 1.544, 1.544, 28.67)
+_QWEN2_5_3B = Entry("qwen2.5:3b", "Qwen/Qwen2.5-3B-Instruct", "qwen2", 3.086, 3.086, 36.86)
+_QWEN2_5_7B = Entry(
+    "qwen2.5:7b", "Qwen/Qwen2.5-7B-Instruct", "qwen2", 7.615, 7.070, 57.34, untied=0.545
+)
+_QWEN2_5_14B = Entry(
+    "qwen2.5:14b", "Qwen/Qwen2.5-14B-Instruct", "qwen2", 14.769, 13.991, 196.61, untied=0.779
+)
+_LFM2_1_2B = Entry("lfm2:1.2b", "LiquidAI/LFM2-1.2B", "lfm2", 1.170, 1.170, 12.29)
+_QWEN3_5_27B = Entry(
+    "qwen3.5:27b", "Qwen/Qwen3.5-27B", "qwen3_5", 26.893, 25.622, 65.54, untied=1.271
+)
+_QWEN3_5_35B_A3B = Entry(
+    "qwen3.5:35b-a3b",
+    "Qwen/Qwen3.5-35B-A3B",
+    "qwen3_5_moe",
+    34.659,
+    2.945,
+    20.48,
+    untied=0.509,
+    experts=32.212,
+)
+_QWEN3_0_6B = Entry("qwen3:0.6b", "Qwen/Qwen3-0.6B", "qwen3", 0.596, 0.596, 114.69)
 
 # Chat models by family and size, and models for embeddings. read_config accepts each of them.
 CATALOGUE = (
@@ -132,10 +162,10 @@ CATALOGUE = (
     Entry("granite3.3:8b", "ibm-granite/granite-3.3-8b-instruct", "granite", 8.171, 8.171, 163.84),
     Entry("lfm2:350m", "LiquidAI/LFM2-350M", "lfm2", 0.354, 0.354, 12.29),
     Entry("lfm2:700m", "LiquidAI/LFM2-700M", "lfm2", 0.742, 0.742, 12.29),
-    Entry("lfm2:1.2b", "LiquidAI/LFM2-1.2B", "lfm2", 1.170, 1.170, 12.29),
+    _LFM2_1_2B,
     Entry("lfm2:2.6b", "LiquidAI/LFM2-2.6B", "lfm2", 2.569, 2.569, 16.38),
     Entry("lfm2:8b-a1b", "LiquidAI/LFM2-8B-A1B", "lfm2_moe", 8.340, 1.558, 12.29, experts=7.751),
-    Entry("lfm2.5:1.2b", "LiquidAI/LFM2.5-1.2B-Instruct", "lfm2", 1.170, 1.170, 12.29),
+    _LFM2_1_2B.named("lfm2.5:1.2b", "LiquidAI/LFM2.5-1.2B-Instruct"),
     Entry(
         "llama3.1:8b",
         "meta-llama/Llama-3.1-8B-Instruct",
@@ -166,35 +196,17 @@ CATALOGUE = (
     Entry(
         "phi3.5:3.8b", "microsoft/Phi-3.5-mini-instruct", "phi3", 3.821, 3.722, 393.22, untied=0.099
     ),
-    Entry("qwen2.5:0.5b", "Qwen/Qwen2.5-0.5B-Instruct", "qwen2", 0.494, 0.494, 12.29),
-    Entry("qwen2.5:1.5b", "Qwen/Qwen2.5-1.5B-Instruct", "qwen2", 1.544, 1.544, 28.67),
-    Entry("qwen2.5:3b", "Qwen/Qwen2.5-3B-Instruct", "qwen2", 3.086, 3.086, 36.86),
-    Entry("qwen2.5:7b", "Qwen/Qwen2.5-7B-Instruct", "qwen2", 7.615, 7.070, 57.34, untied=0.545),
-    Entry(
-        "qwen2.5:14b", "Qwen/Qwen2.5-14B-Instruct", "qwen2", 14.769, 13.991, 196.61, untied=0.779
-    ),
-    Entry("qwen2.5-coder:0.5b", "Qwen/Qwen2.5-Coder-0.5B-Instruct", "qwen2", 0.494, 0.494, 12.29),
-    Entry("qwen2.5-coder:1.5b", "Qwen/Qwen2.5-Coder-1.5B-Instruct", "qwen2", 1.544, 1.544, 28.67),
-    Entry("qwen2.5-coder:3b", "Qwen/Qwen2.5-Coder-3B-Instruct", "qwen2", 3.086, 3.086, 36.86),
-    Entry(
-        "qwen2.5-coder:7b",
-        "Qwen/Qwen2.5-Coder-7B-Instruct",
-        "qwen2",
-        7.615,
-        7.070,
-        57.34,
-        untied=0.545,
-    ),
-    Entry(
-        "qwen2.5-coder:14b",
-        "Qwen/Qwen2.5-Coder-14B-Instruct",
-        "qwen2",
-        14.769,
-        13.991,
-        196.61,
-        untied=0.779,
-    ),
-    Entry("qwen3:0.6b", "Qwen/Qwen3-0.6B", "qwen3", 0.596, 0.596, 114.69),
+    _QWEN2_5_0_5B,
+    _QWEN2_5_1_5B,
+    _QWEN2_5_3B,
+    _QWEN2_5_7B,
+    _QWEN2_5_14B,
+    _QWEN2_5_0_5B.named("qwen2.5-coder:0.5b", "Qwen/Qwen2.5-Coder-0.5B-Instruct"),
+    _QWEN2_5_1_5B.named("qwen2.5-coder:1.5b", "Qwen/Qwen2.5-Coder-1.5B-Instruct"),
+    _QWEN2_5_3B.named("qwen2.5-coder:3b", "Qwen/Qwen2.5-Coder-3B-Instruct"),
+    _QWEN2_5_7B.named("qwen2.5-coder:7b", "Qwen/Qwen2.5-Coder-7B-Instruct"),
+    _QWEN2_5_14B.named("qwen2.5-coder:14b", "Qwen/Qwen2.5-Coder-14B-Instruct"),
+    _QWEN3_0_6B,
     Entry("qwen3:1.7b", "Qwen/Qwen3-1.7B", "qwen3", 1.720, 1.720, 114.69),
     Entry(
         "qwen3:4b", "Qwen/Qwen3-4B", "qwen3", 4.022, 4.022, 147.46, head="z-lab/Qwen3-4B-DFlash-b16"
@@ -224,42 +236,16 @@ CATALOGUE = (
     Entry("qwen3.5:2b", "Qwen/Qwen3.5-2B", "qwen3_5", 1.881, 1.881, 12.29),
     Entry("qwen3.5:4b", "Qwen/Qwen3.5-4B", "qwen3_5", 4.205, 4.205, 32.77),
     Entry("qwen3.5:9b", "Qwen/Qwen3.5-9B", "qwen3_5", 8.953, 7.936, 32.77, untied=1.017),
-    Entry("qwen3.5:27b", "Qwen/Qwen3.5-27B", "qwen3_5", 26.893, 25.622, 65.54, untied=1.271),
-    Entry(
-        "qwen3.5:35b-a3b",
-        "Qwen/Qwen3.5-35B-A3B",
-        "qwen3_5_moe",
-        34.659,
-        2.945,
-        20.48,
-        untied=0.509,
-        experts=32.212,
-    ),
-    Entry("qwen3.6:27b", "Qwen/Qwen3.6-27B", "qwen3_5", 26.893, 25.622, 65.54, untied=1.271),
-    Entry(
-        "qwen3.6:35b-a3b",
-        "Qwen/Qwen3.6-35B-A3B",
-        "qwen3_5_moe",
-        34.659,
-        2.945,
-        20.48,
-        untied=0.509,
-        experts=32.212,
-    ),
-    Entry("qwen3.8:27b", "Qwen/Qwen3.8-27B", "qwen3_5", 26.893, 25.622, 65.54, untied=1.271),
+    _QWEN3_5_27B,
+    _QWEN3_5_35B_A3B,
+    _QWEN3_5_27B.named("qwen3.6:27b", "Qwen/Qwen3.6-27B"),
+    _QWEN3_5_35B_A3B.named("qwen3.6:35b-a3b", "Qwen/Qwen3.6-35B-A3B"),
+    _QWEN3_5_27B.named("qwen3.8:27b", "Qwen/Qwen3.8-27B"),
     Entry("smollm2:135m", "HuggingFaceTB/SmolLM2-135M-Instruct", "llama", 0.134, 0.134, 23.04),
     Entry("smollm2:360m", "HuggingFaceTB/SmolLM2-360M-Instruct", "llama", 0.362, 0.362, 40.96),
     Entry("smollm2:1.7b", "HuggingFaceTB/SmolLM2-1.7B-Instruct", "llama", 1.711, 1.711, 196.61),
     Entry("smollm3:3b", "HuggingFaceTB/SmolLM3-3B", "smollm3", 3.075, 3.075, 73.73),
-    Entry(
-        "qwen3-embedding:0.6b",
-        "Qwen/Qwen3-Embedding-0.6B",
-        "qwen3",
-        0.596,
-        0.596,
-        114.69,
-        embeds=True,
-    ),
+    _QWEN3_0_6B.named("qwen3-embedding:0.6b", "Qwen/Qwen3-Embedding-0.6B", embeds=True),
     Entry(
         "qwen3-embedding:4b", "Qwen/Qwen3-Embedding-4B", "qwen3", 4.022, 4.022, 147.46, embeds=True
     ),

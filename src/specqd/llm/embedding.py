@@ -17,7 +17,7 @@ from specqd.text.tokenizer import Tokenizer
 
 
 class Embedder:
-    """How one model embeds texts. Raises ConfigError for a model that cannot be used so."""
+    """Embeds texts with one model. Raises ConfigError for a model that cannot be used so."""
 
     def __init__(self, directory: Path, model: Model, tokenizer: Tokenizer) -> None:
         self._config = read_embedding_config(directory)

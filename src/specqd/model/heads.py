@@ -17,12 +17,13 @@ from specqd.config.tensor_names import TensorNames
 from specqd.errors import ConfigError, MachineError, TensorError, shown
 from specqd.formats.fp4 import DraftFormat
 from specqd.formats.safetensors import WEIGHTS, TensorDirectory
+from specqd.model.cache_size import affordable_pages
 from specqd.model.decoder_spec import decoder_spec
 from specqd.model.dry_run import tensors_read
 from specqd.model.importance import LayerInputs, MeasuredInputs
 from specqd.model.layers import LayerReader
 from specqd.model.loader import Bits, Loader, Progress
-from specqd.model.model import Model, Precision, affordable_pages
+from specqd.model.model import Model, Precision
 
 MAX_ROWS = 128  # of one forward; longer prompts take several
 _LAYERS = ("midlayer.", "layers.0.")  # SpecForge's and AngelSlim's; NVIDIA's and speculators'

@@ -17,6 +17,7 @@ from specqd._native import Context, Rows, Sequence
 from specqd.config import DecoderConfig, read_config
 from specqd.errors import MachineError, RequestError, shown
 from specqd.formats.fp4 import DraftFormat
+from specqd.model import cache_size
 from specqd.model.decoder_spec import decoder_spec
 from specqd.model.identity import model_identity
 from specqd.model.importance import MeasuredInputs
@@ -28,8 +29,6 @@ from specqd.model.weights import DecoderWeights, load_weights
 
 MAX_ROWS = 512  # of one forward, by default; longer prompts take several forwards
 _WHOLE_TEXT_ROWS = 2048  # of a model that must read each text in one forward
-_LEAST_STATES, _MOST_STATES = 2, 64  # sequences with states of recurrent layers
-_MOST_SLOTS = 256  # states that are cached for later sequences
 _MOST_LOGITS = 1 << 24  # of one forward that scores a prompt: 64 MiB, and 64 MiB for a copy
 
 
@@ -152,8 +151,10 @@ class Model(_native.ModelForward):
             per_layer=weights.per_layer,
             max_rows=max_rows,
         )
-        pages = _cache_pages(decoder, config, cache_positions, cache_bytes, promised_bytes)
-        cache = _native.KvCache(decoder, pages, _most_states(decoder), _most_slots(decoder))
+        longest = config.max_positions
+        pages = cache_size.pages(decoder, longest, cache_positions, cache_bytes, promised_bytes)
+        states, slots = cache_size.states(decoder), cache_size.slots(decoder)
+        cache = _native.KvCache(decoder, pages, states, slots)
         return cls(config, weights, decoder, machine, cache, precision)
 
     def reopened(
@@ -352,53 +353,3 @@ class Model(_native.ModelForward):
                     f"token id {token} is outside the model's vocabulary of "
                     f"{self.config.vocab_size}; the tokenizer does not match the model"
                 )
-
-
-def _most_states(decoder: _native.Decoder) -> int:
-    """The number of sequences with recurrent states, which take a quarter of free memory."""
-    cache = _native.KvCache(decoder, 1)
-    if not cache.has_states:
-        return 0
-    available = _native.usable_memory()
-    if available < 0:
-        return _MOST_STATES
-    return max(_LEAST_STATES, min(_MOST_STATES, available // 4 // cache.state_bytes))
-
-
-def _most_slots(decoder: _native.Decoder) -> int:
-    """The number of states cached for later sequences, which take an eighth of free memory."""
-    cache = _native.KvCache(decoder, 1)
-    available = _native.usable_memory()
-    if not cache.has_states or available < 0:
-        return _MOST_SLOTS if cache.has_states else 0
-    return min(_MOST_SLOTS, available // 8 // cache.slot_bytes)
-
-
-def _cache_pages(
-    decoder: _native.Decoder,
-    config: DecoderConfig,
-    cache_positions: int | None,
-    cache_bytes: int | None,
-    promised: int,
-) -> int:
-    page = _native.PAGE_POSITIONS
-    wanted = 4 * (-(-config.max_positions // page) + 1)
-    if cache_positions is not None:
-        if cache_positions < 1:
-            raise MachineError("choose a number from 1", "cache_positions", str(cache_positions))
-        wanted = -(-cache_positions // page)
-    if cache_positions is not None and not promised:
-        return wanted
-    return affordable_pages(decoder, wanted, promised, cache_bytes)
-
-
-def affordable_pages(
-    decoder: _native.Decoder, wanted: int, promised_bytes: int, cache_bytes: int | None = None
-) -> int:
-    """The number of pages that a cache gets: at most those in half of the memory that is left once
-    others take theirs, and in `cache_bytes`, but at least one."""
-    available = _native.usable_memory()
-    limits = [] if cache_bytes is None else [cache_bytes]
-    limits += [(available - promised_bytes) // 2] if available >= 0 else []
-    page_bytes = _native.KvCache(decoder, 1).page_bytes
-    return max(1, min([wanted, *(limit // page_bytes for limit in limits)]))

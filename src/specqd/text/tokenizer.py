@@ -7,23 +7,30 @@ Builds on the `tokenizers` library. Reads `tokenizer.json`, or else sentencepiec
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from specqd.errors import RequestError, SpecqdError, TokenizerError
+from specqd.errors import RequestError, TokenizerError
 from specqd.formats.gguf import is_gguf
-from specqd.formats.small_file import MOST_JSON_BYTES, MOST_VOCABULARY_BYTES, read_small
+from specqd.formats.small_file import MOST_VOCABULARY_BYTES
 from specqd.text.backends import add_ends, sentencepiece_backend
 from specqd.text.chat_template import ChatTemplate
 from specqd.text.gguf_tokenizer import read_gguf_tokenizer
 from specqd.text.sentencepiece import SentencepieceModel, read_sentencepiece
 from specqd.text.stream import PieceMaker, TextStream, tidied
+from specqd.text.tokenizer_files import (
+    as_tokenizer_error,
+    first_line,
+    read_object,
+    read_template,
+    read_templates,
+    read_text,
+)
 
 NAMED_TOKENS = (
     "bos_token",
@@ -306,17 +313,6 @@ class Tokenizer:
         )
 
 
-@contextmanager
-def as_tokenizer_error(path: Path, problem: str = "not a tokenizer") -> Iterator[None]:
-    """Turns the library's exceptions and panics about a file into TokenizerError."""
-    try:
-        yield
-    except (SpecqdError, KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # the library's panics are BaseExceptions
-        raise TokenizerError(f"{path}: {problem}: {first_line(error)}") from error
-
-
 def failure(verb: str, error: BaseException) -> TokenizerError:
     """Returns the error for what the library raised while it tried to `verb` a text."""
     cause = first_line(error)[:_LONGEST_CAUSE]
@@ -361,62 +357,3 @@ def token_text(token: Any) -> str | None:
     if token is not None and not isinstance(token, str):
         raise ValueError(f"a token is a {type(token).__name__}, not a string")
     return token
-
-
-def read_templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, ChatTemplate]:
-    """Reads the chat templates by name, from `.jinja` files or else from the JSON files."""
-    paths = [directory / "chat_template.jinja"]
-    paths += sorted((directory / "additional_chat_templates").glob("*.jinja"))
-    sources = {path: text for path in paths if (text := read_text(path)) is not None}
-    if sources:
-        return {
-            "default" if path is paths[0] else path.stem: ChatTemplate(text, str(path))
-            for path, text in sources.items()
-        }
-    origin = directory / "tokenizer_config.json"
-    described = settings.get("chat_template")
-    if described is None:
-        origin = directory / "chat_template.json"
-        described = read_object(origin).get("chat_template")
-    if isinstance(described, str):
-        described = [{"name": "default", "template": described}]
-    return {each["name"]: ChatTemplate(each["template"], str(origin)) for each in described or ()}
-
-
-def read_template(path: Path) -> str:
-    """Reads the file of a chat template. Raises TokenizerError if it cannot be read."""
-    source = read_text(path)
-    if source is None:
-        raise TokenizerError(f"{path}: not found; name a file with a chat template")
-    return source
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Reads the JSON object in a file. A missing file gives an empty object."""
-    text = read_text(path)
-    try:
-        content = {} if text is None else json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise TokenizerError(f"{path}: not JSON: {first_line(error)}") from error
-    if not isinstance(content, dict):
-        raise TokenizerError(f"{path}: not a JSON object")
-    return content
-
-
-def read_text(path: Path, most_bytes: int = MOST_JSON_BYTES) -> str | None:
-    """Reads a text file of at most `most_bytes`, or returns None if there is none.
-
-    Raises TokenizerError if it cannot be read.
-    """
-    try:
-        return read_small(path, most_bytes).decode("utf-8")
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise TokenizerError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeError as error:
-        raise TokenizerError(f"{path}: cannot be read: {first_line(error)}") from error
-
-
-def first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
