@@ -1,6 +1,7 @@
 """With --quiet, a command prints nothing but errors on standard error."""
 
 import json
+import re
 import socket
 import subprocess
 import time
@@ -73,6 +74,23 @@ def test_a_quiet_server_says_nothing(small_model: Path) -> None:
     try:
         reply = _first_answer(Served(process, port))
         assert (reply.status, reply.content["usage"]["completion_tokens"]) == (200, 2)
+    finally:
+        process.terminate()
+        _, err = process.communicate(timeout=60)
+    assert err == ""
+
+
+def test_a_quiet_server_on_a_free_port_tells_only_its_address(small_model: Path) -> None:
+    pytest.importorskip("uvicorn", reason="needs specqd[serve]")
+    words = ["serve", str(small_model), "-q", "--port", "0", "--threads", "1"]
+    process = subprocess.Popen([*PROGRAM, *words], stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        address = re.fullmatch(
+            r"specqd: serving .* at http://127.0.0.1:(\d+)\n", process.stderr.readline()
+        )
+        assert address is not None
+        assert _first_answer(Served(process, int(address[1]))).status == 200
     finally:
         process.terminate()
         _, err = process.communicate(timeout=60)

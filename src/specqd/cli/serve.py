@@ -26,7 +26,7 @@ from specqd.cli.options import (
 )
 from specqd.cli.sampling_options import recommended_options
 from specqd.cli.serving import Opening
-from specqd.cli.terminal import inform
+from specqd.cli.terminal import inform, say
 from specqd.errors import RequestError
 from specqd.extras import install_command
 
@@ -194,7 +194,12 @@ def serve(
     opening.check(model)
     sock = listen(host, port)
     models = opening.models(model, memory, keep_alive)
-    _announce(", ".join(each.name for each in models.all), sock.getsockname(), is_open=not api_keys)
+    address = sock.getsockname()
+    # Of a free port only the server knows the number, so even a quiet one tells it.
+    tell = inform if port else say
+    tell(f"serving {', '.join(each.name for each in models.all)} at {_url(address)}")
+    if not (api_keys or ip_address(address[0]).is_loopback):
+        inform("warning: anyone who can reach this port can use it; set --api-key")
     names = frozenset(each.lower() for each in (host, *allow_host))
     access = Access(api_keys=api_keys, host_names=names, origins=allow_origin)
     run(models, access, sock, DRAIN_SECONDS, inform, is_lenient=lenient, logs_requests=log_requests)
@@ -207,12 +212,10 @@ def _check_keys(api_keys: tuple[str, ...]) -> None:
         raise click.UsageError("--api-key: HTTP headers carry printable ASCII only")
 
 
-def _announce(model: str, address: tuple[Any, ...], *, is_open: bool) -> None:
-    """Says where the model is served, and warns if anyone may use it."""
+def _url(address: tuple[Any, ...]) -> str:
+    """The address of a listening socket as a browser takes it."""
     shown = f"[{address[0]}]" if ":" in address[0] else address[0]
-    inform(f"serving {model} at http://{shown}:{address[1]}")
-    if is_open and not ip_address(address[0]).is_loopback:
-        inform("warning: anyone who can reach this port can use it; set --api-key")
+    return f"http://{shown}:{address[1]}"
 
 
 def _origin(given: str) -> str:
