@@ -1,9 +1,10 @@
 """`specqd serve`: an OpenAI-compatible server for one model or several."""
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import click
@@ -29,6 +30,9 @@ from specqd.cli.serving import Opening
 from specqd.cli.terminal import inform, say
 from specqd.errors import RequestError
 from specqd.extras import install_command
+
+if TYPE_CHECKING:
+    from specqd.server.models import Models
 
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 
@@ -194,12 +198,8 @@ def serve(
     opening.check(model)
     sock = listen(host, port)
     models = opening.models(model, memory, keep_alive)
-    address = sock.getsockname()
     # Of a free port only the server knows the number, so even a quiet one tells it.
-    tell = inform if port else say
-    tell(f"serving {', '.join(each.name for each in models.all)} at {_url(address)}")
-    if not (api_keys or ip_address(address[0]).is_loopback):
-        inform("warning: anyone who can reach this port can use it; set --api-key")
+    _announce(models, sock.getsockname(), inform if port else say, is_open=not api_keys)
     names = frozenset(each.lower() for each in (host, *allow_host))
     access = Access(api_keys=api_keys, host_names=names, origins=allow_origin)
     run(models, access, sock, DRAIN_SECONDS, inform, is_lenient=lenient, logs_requests=log_requests)
@@ -212,10 +212,14 @@ def _check_keys(api_keys: tuple[str, ...]) -> None:
         raise click.UsageError("--api-key: HTTP headers carry printable ASCII only")
 
 
-def _url(address: tuple[Any, ...]) -> str:
-    """The address of a listening socket as a browser takes it."""
+def _announce(
+    models: "Models", address: tuple[Any, ...], tell: Callable[[str], None], *, is_open: bool
+) -> None:
+    """Tells where the models are served, and warns if anyone may use them."""
     shown = f"[{address[0]}]" if ":" in address[0] else address[0]
-    return f"http://{shown}:{address[1]}"
+    tell(f"serving {', '.join(each.name for each in models.all)} at http://{shown}:{address[1]}")
+    if is_open and not ip_address(address[0]).is_loopback:
+        inform("warning: anyone who can reach this port can use it; set --api-key")
 
 
 def _origin(given: str) -> str:

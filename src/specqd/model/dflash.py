@@ -15,13 +15,12 @@ from specqd.errors import ConfigError, TensorError, shown
 from specqd.formats.fp4 import DraftFormat
 from specqd.formats.safetensors import TensorDirectory
 from specqd.model.decoder_spec import decoder_spec
-from specqd.model.dry_run import tensors_read
 from specqd.model.heads import (
     MAX_ROWS,
-    TOKEN_MAPS,
     HeadFiles,
     cache_below,
     read_ids,
+    refuse_unknown,
     shape_of,
     width_of,
     wrong,
@@ -85,10 +84,7 @@ class BlockFiles:
         _refuse_others(tensors)
         ids = read_ids(tensors, target.vocab_size)
         files = cls(config, tensors, _with_tensors(tensors, config, target), target, ids)
-        known = tensors_read(tensors, lambda loader: _read(loader, files)) | TOKEN_MAPS
-        for name in tensors:
-            if name not in known:
-                raise wrong(tensors, f"tensor {shown(name)}, which no known drafter has")
+        refuse_unknown(tensors, lambda loader: _read(loader, files))
         return files
 
     @property

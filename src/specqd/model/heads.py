@@ -3,6 +3,7 @@
 Tensors show which parts a head has; its configuration says the rest. Knows no requests.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -27,7 +28,7 @@ from specqd.model.model import Model, Precision
 
 MAX_ROWS = 128  # of one forward; longer prompts take several
 _LAYERS = ("midlayer.", "layers.0.")  # SpecForge's and AngelSlim's; NVIDIA's and speculators'
-TOKEN_MAPS = {"d2t", "t2d"}  # t2d follows from d2t
+_TOKEN_MAPS = {"d2t", "t2d"}  # t2d follows from d2t
 _NAMES = TensorNames(attention_norm=None)  # of the layer: attention reads normed pairs
 _UNMEASURED = MeasuredInputs([LayerInputs()], per_layer=None, head=None)  # inputs count the same
 
@@ -65,10 +66,7 @@ class HeadFiles:
         at = _layer_at(tensors)
         layer = _layer_config(tensors, at, config, target)
         files = cls(config, tensors, at, layer, target, read_ids(tensors, target.vocab_size))
-        known = tensors_read(tensors, lambda loader: _read(loader, files)) | TOKEN_MAPS
-        for name in tensors:
-            if name not in known:
-                raise wrong(tensors, f"tensor {shown(name)}, which no known head has")
+        refuse_unknown(tensors, lambda loader: _read(loader, files))
         return files
 
     @property
@@ -166,6 +164,14 @@ def _head_dim(tensors: TensorDirectory, at: str, config: HeadConfig) -> int:
     if head_dim * config.num_heads != queries or head_dim % 2 or not 0 < head_dim <= 1024:
         raise wrong(tensors, f"{queries} rows of q_proj do not fit {config.num_heads} heads")
     return head_dim
+
+
+def refuse_unknown(tensors: TensorDirectory, read: Callable[[Loader], object]) -> None:
+    """Raises TensorError for a tensor that `read` does not read from a loader."""
+    known = tensors_read(tensors, read) | _TOKEN_MAPS
+    for name in tensors:
+        if name not in known:
+            raise wrong(tensors, f"tensor {shown(name)}, which no known head has")
 
 
 def wrong(tensors: TensorDirectory, problem: str) -> TensorError:
