@@ -34,7 +34,7 @@ $(VENV)/can-build: pyproject.toml | $(BIN)/python
 
 # An editable install: Python is read from src, so only an edit of the core needs a build.
 $(VENV)/built: $(CORE) | $(VENV)/can-build
-	@echo "Compiling the C++ core and fetching libraries: about a minute on two cores, without output."
+	@echo "Compiling the C++ core and fetching libraries: about three minutes on two cores, without output."
 	@echo "A later build compiles only what has changed."
 	$(BIN)/pip install $(QUIET_PIP) $(WITH_CORE) --editable .
 	touch $@
