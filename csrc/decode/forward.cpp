@@ -12,7 +12,7 @@ namespace {
 
 // A draft reads at least so many positions, and more if their bytes are at most a part of those of
 // its weights.
-constexpr int64_t kLeastDraftContext = 2048;
+constexpr int64_t kLeastDraftContext = 1536;
 constexpr size_t kWeightsOverContext = 8;
 // Rows with logits that weigh pages: more belong to a prompt that is scored.
 constexpr int64_t kMostWeighedRows = 64;
