@@ -1,6 +1,7 @@
 """With --quiet, a command prints nothing but errors on standard error."""
 
 import json
+import os
 import re
 import socket
 import subprocess
@@ -55,6 +56,12 @@ def test_a_variable_makes_commands_quiet(
     monkeypatch.setenv("SPECQD_QUIET", "1")
     assert run("generate", small_model, *TEXT)[2] == ""
     assert "prompt:" in run("generate", small_model, *TEXT, "--stats")[2]  # what was asked for
+
+
+def test_a_quiet_command_leaves_the_environment_as_it_was(small_model: Path, run: Run) -> None:
+    before = dict(os.environ)
+    run("generate", small_model, *TEXT, "-q")
+    assert dict(os.environ) == before
 
 
 def test_quiet_and_more_output_cannot_be_combined(small_model: Path, run: Run) -> None:

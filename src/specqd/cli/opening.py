@@ -29,7 +29,11 @@ def open_llm(
 
     When the command ends, it waits until prompts that are kept are written.
     """
-    path = fetch(model) if model is not None and draft.wants_sibling else model
+    from specqd.hub import resolve
+
+    path: Path | None = None
+    if model is not None:  # fetched first: the bar of loading would hide that of a download
+        path = fetch(model) if draft.wants_sibling else resolve(model)
     llm = load_llm(
         path,
         draft,

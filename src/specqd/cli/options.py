@@ -3,9 +3,10 @@
 import logging
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -236,6 +237,22 @@ def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return threads(isa(numa(with_machine)))
 
 
+@contextmanager
+def _without_notes() -> Iterator[None]:
+    """Silences warnings of the package and the bars of downloads."""
+    bars, log = "HF_HUB_DISABLE_PROGRESS_BARS", logging.getLogger("specqd")
+    level, before = log.level, os.environ.get(bars)
+    log.setLevel(logging.ERROR)
+    os.environ[bars] = "1"
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        os.environ.pop(bars)
+        if before is not None:
+            os.environ[bars] = before
+
+
 def quiet_option(*excludes: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """--quiet, which no argument of the command shows. excludes: parameters that print more."""
 
@@ -243,11 +260,9 @@ def quiet_option(*excludes: str) -> Callable[[Callable[..., Any]], Callable[...,
         @wraps(command)
         def with_quiet(*, quiet: bool, **others: Any) -> Any:
             if quiet:
-                context, log = click.get_current_context(), logging.getLogger("specqd")
+                context = click.get_current_context()
                 context.meta[QUIET] = True
-                context.call_on_close(partial(log.setLevel, log.level))
-                log.setLevel(logging.ERROR)
-                os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+                context.with_resource(_without_notes())
             return command(**others)
 
         return option(
