@@ -63,6 +63,20 @@ def test_a_growing_text_ends_as_if_drawn_at_once(
         assert words_of("\n".join(grown)) >= words_of(text) - {"python"}, text
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("1. one\n\n1. two\n", [" 1 one", "", " 2 two"]),
+        ("1. one\n\n1) another\n", [" 1 one", "", " 1 another"]),
+        ("1. one\n\n2\n\n1. another\n", [" 1 one", "", "2", "", " 1 another"]),
+    ],
+)
+def test_items_are_numbered_as_if_drawn_at_once(
+    text: str, shown: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert drawn(list(text), monkeypatch) == drawn([text], monkeypatch) == shown
+
+
 def words_of(text: str) -> set[str]:
     return set(re.findall("[a-zA-Z0-9模型]+", text))
 

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -54,6 +54,7 @@ def _parser() -> MarkdownIt:
 
 
 _PARSER = _parser()
+_Number: TypeAlias = tuple[int, str]  # the mark behind it, `.` or `)`, tells lists apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class _Block:
     tokens: Sequence[Token]
     begin: int  # its first line in the source
     is_item: bool = False
-    number: int | None = None  # of the item of an ordered list
+    number: "_Number | None" = None  # of the item of an ordered list
 
     @property
     def is_code(self) -> bool:
@@ -75,7 +76,7 @@ class Rendered:
 
     def __init__(self) -> None:
         self._source = ""  # from the block on that may still change
-        self._number: int | None = None  # of that block, if it is an item
+        self._number: _Number | None = None  # of that block, if it is or becomes an item
         self._is_apart = False  # an empty line comes before that block
         self._written = 0  # lines of that block that are written for good
         self._drawn = 0.0
@@ -100,13 +101,15 @@ class Rendered:
             first = blocks.pop(0)
             done += self._lines(first)[self._written :]
             self._written = 0
+            self._number = _next(first.number)
             if blocks:
                 self._is_apart = self._is_gap(first, blocks[0])
         still_open: list[str] = []
         if blocks:
             [block] = blocks
             self._source = _from_line(self._source, block.begin)
-            self._number = block.number
+            if block.is_item:  # else it may yet become the next item, as `2` before `2. second`
+                self._number = block.number
             stable = self._stable() if block.is_code else []
             done += stable[self._written :]
             self._written = max(self._written, len(stable))
@@ -139,7 +142,11 @@ class Rendered:
         return ["", *lines] if self._is_apart else lines
 
 
-def _blocks(source: str, first_number: int | None = None) -> list[_Block]:
+def _next(number: _Number | None) -> _Number | None:
+    return None if number is None else (number[0] + 1, number[1])
+
+
+def _blocks(source: str, first_number: _Number | None = None) -> list[_Block]:
     """first_number: of the item with which the source begins, because its list began earlier."""
     blocks: list[_Block] = []
     for block in _outermost(_PARSER.parse(source)):
@@ -156,7 +163,7 @@ def _outermost(tokens: Sequence[Token]) -> Iterator[list[Token]]:
             block = []
 
 
-def _items(block: list[Token], first_number: int | None) -> Iterator[_Block]:
+def _items(block: list[Token], first_number: _Number | None) -> Iterator[_Block]:
     """The items of a list as lists of their own, else the block itself."""
     opened, *inner = block
     if opened.type not in ("bullet_list_open", "ordered_list_open"):
@@ -164,14 +171,16 @@ def _items(block: list[Token], first_number: int | None) -> Iterator[_Block]:
         return
     number = None
     if opened.type == "ordered_list_open":
-        number = int(opened.attrs.get("start", 1)) if first_number is None else first_number
+        number = int(opened.attrs.get("start", 1)), opened.markup
+        if first_number is not None and first_number[1] == opened.markup:
+            number = first_number
     closed, item = inner.pop(), list[Token]()
     for token in inner:
         item.append(token)
         if token.level == 1 and token.nesting < 0:
-            begin = opened if number is None else opened.copy(attrs={"start": number})
+            begin = opened if number is None else opened.copy(attrs={"start": number[0]})
             yield _Block([begin, *item, closed], _line_of(item[0]), True, number)
-            number = None if number is None else number + 1
+            number = _next(number)
             item = []
 
 
