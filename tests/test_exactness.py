@@ -74,12 +74,16 @@ def family_cells() -> Iterator[Cell]:
 
 def hybrid_cells() -> Iterator[Cell]:
     """Every draft of the hybrid on every instruction set, with the other factors at random; of
-    convolutions alone, every draft."""
-    for isa, draft in product(FACTORS["isa"], drafting.DRAFTS):
-        chance = random.Random(f"{isa} {draft}")
+    convolutions alone, every draft. With fewer than three instruction sets, the hybrid gets two
+    cells of each, so that enough tokens are compared."""
+    turns = ("", " again") if len(FACTORS["isa"]) < 3 else ("",)
+    for isa, draft, turn in product(FACTORS["isa"], drafting.DRAFTS, turns):
+        chance = random.Random(f"{isa} {draft}{turn}")
         values = {factor: chance.choice(choices) for factor, choices in FACTORS.items()}
         yield Cell(**values | {"model": "hybrid", "isa": isa, "draft": draft})
-        if drafting.DRAFTS.index(draft) % len(FACTORS["isa"]) == FACTORS["isa"].index(isa):
+        if not turn and drafting.DRAFTS.index(draft) % len(FACTORS["isa"]) == FACTORS["isa"].index(
+            isa
+        ):
             yield Cell(**values | {"model": "convolutions", "isa": isa, "draft": draft})
 
 
