@@ -19,8 +19,13 @@ from support.command_line import PROGRAM, Run, run_program
 from support.random_models import Shape, make_escaping_model, make_model
 
 HEAVY = (
-    *("numpy", "tokenizers", "huggingface_hub", "jinja2", "rich", "specqd._native"),
+    "huggingface_hub",
     "importlib.metadata",
+    "jinja2",
+    "numpy",
+    "rich",
+    "specqd._native",
+    "tokenizers",
 )
 
 

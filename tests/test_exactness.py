@@ -76,14 +76,13 @@ def hybrid_cells() -> Iterator[Cell]:
     """Every draft of the hybrid on every instruction set, with the other factors at random; of
     convolutions alone, every draft. With fewer than three instruction sets, the hybrid gets two
     cells of each, so that enough tokens are compared."""
-    turns = ("", " again") if len(FACTORS["isa"]) < 3 else ("",)
-    for isa, draft, turn in product(FACTORS["isa"], drafting.DRAFTS, turns):
+    isas = FACTORS["isa"]
+    turns = ("", " again") if len(isas) < 3 else ("",)
+    for isa, draft, turn in product(isas, drafting.DRAFTS, turns):
         chance = random.Random(f"{isa} {draft}{turn}")
         values = {factor: chance.choice(choices) for factor, choices in FACTORS.items()}
         yield Cell(**values | {"model": "hybrid", "isa": isa, "draft": draft})
-        if not turn and drafting.DRAFTS.index(draft) % len(FACTORS["isa"]) == FACTORS["isa"].index(
-            isa
-        ):
+        if not turn and drafting.DRAFTS.index(draft) % len(isas) == isas.index(isa):
             yield Cell(**values | {"model": "convolutions", "isa": isa, "draft": draft})
 
 

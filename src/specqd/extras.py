@@ -16,7 +16,7 @@ def install_command(extra: str) -> str:
 
 def _packages(extra: str) -> Iterator[str]:
     """Yields the requirements of an extra, with those of extras that it contains."""
-    from importlib.metadata import requires  # takes a tenth of the time of `specqd --help`
+    from importlib.metadata import requires  # at the top it would delay `specqd --help`
 
     for line in requires("specqd") or ():
         package, _, marker = line.partition(";")

@@ -54,7 +54,7 @@ def _parser() -> MarkdownIt:
 
 
 _PARSER = _parser()
-_Number: TypeAlias = tuple[int, str]  # the mark behind it, `.` or `)`, tells lists apart
+_Number: TypeAlias = tuple[int, str]  # an item's, and the mark behind it, `.` or `)`
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +101,14 @@ class Rendered:
             first = blocks.pop(0)
             done += self._lines(first)[self._written :]
             self._written = 0
-            self._number = _next(first.number)
+            self._number = _number_after(first.number)
             if blocks:
                 self._is_apart = self._is_gap(first, blocks[0])
         still_open: list[str] = []
         if blocks:
             [block] = blocks
             self._source = _from_line(self._source, block.begin)
-            if block.is_item:  # else it may yet become the next item, as `2` before `2. second`
+            if block.is_item:  # other text may yet become the next item: `2` before `2. second`
                 self._number = block.number
             stable = self._stable() if block.is_code else []
             done += stable[self._written :]
@@ -142,7 +142,7 @@ class Rendered:
         return ["", *lines] if self._is_apart else lines
 
 
-def _next(number: _Number | None) -> _Number | None:
+def _number_after(number: _Number | None) -> _Number | None:
     return None if number is None else (number[0] + 1, number[1])
 
 
@@ -180,7 +180,7 @@ def _items(block: list[Token], first_number: _Number | None) -> Iterator[_Block]
         if token.level == 1 and token.nesting < 0:
             begin = opened if number is None else opened.copy(attrs={"start": number[0]})
             yield _Block([begin, *item, closed], _line_of(item[0]), True, number)
-            number = _next(number)
+            number = _number_after(number)
             item = []
 
 

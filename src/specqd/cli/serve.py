@@ -198,7 +198,7 @@ def serve(
     opening.check(model)
     sock = listen(host, port)
     models = opening.models(model, memory, keep_alive)
-    # Of a free port only the server knows the number, so even a quiet one tells it.
+    # Only the server knows the number of a free port, so even a quiet one tells it.
     _announce(models, sock.getsockname(), inform if port else say, is_open=not api_keys)
     names = frozenset(each.lower() for each in (host, *allow_host))
     access = Access(api_keys=api_keys, host_names=names, origins=allow_origin)
