@@ -117,6 +117,7 @@ void bind_tokens(nb::module_& m) {
       .def_ro("num_guesses", &Sequence::num_guesses)
       .def_rw("stop_ids", &Sequence::stop_ids)
       .def_rw("cache_salt", &Sequence::cache_salt)
+      .def_rw("reuses_prefixes", &Sequence::reuses_prefixes)
       .def_rw("key", &Sequence::key)
       .def_prop_ro("num_accepted", &Sequence::num_accepted)
       .def_prop_rw(
@@ -211,7 +212,13 @@ void bind_forwards(nb::module_& m) {
           "Verifies a proposal with the logits of the last forward from `row` on.\n\n"
           "Returns (tokens, probabilities) of the longest prefix of the proposal that equals the\n"
           "tokens which the model samples itself, and of the next token that it samples.")
-      .def("release", &LevelModel::release, "sequence"_a);
+      .def("release", &LevelModel::release, "sequence"_a)
+      .def(
+          "adopt_prefix", &LevelModel::adopt_prefix, "sequence"_a,
+          "Lets a new sequence begin with pages that others have published. Returns the number of\n"
+          "positions.")
+      .def("publish", &LevelModel::publish, "sequence"_a,
+           "Offers the full pages of accepted tokens to later sequences of the same salt.");
   nb::class_<DecoderForward, LevelModel>(m, "DecoderForward",
                                          "Forwards of one precision of a decoder over a cache.")
       .def_prop_ro("bytes_read", &DecoderForward::bytes_read,
@@ -254,7 +261,7 @@ void bind_forwards(nb::module_& m) {
       .def("set_draft_context", exclusively<BoundForward>(&ModelForward::set_draft_context),
            "positions"_a.none(),
            "Limits the positions of a context that drafts read, in both precisions; 0: no limit.\n"
-           "By default, 2,048 or so many that the weights remain most of what a draft reads.")
+           "By default, 1,536 or so many that the weights remain most of what a draft reads.")
       .def("adopt", exclusively<BoundForward>(&ModelForward::adopt), "sequence"_a, "context"_a,
            "Sets the context from which a sequence continues.");
 }

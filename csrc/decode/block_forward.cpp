@@ -42,15 +42,31 @@ void BlockForward::release(const std::shared_ptr<Sequence>& sequence) {
 void BlockForward::follow(State& state, const Sequence& sequence) {
   const std::shared_ptr<Context> source = above_->held(sequence);
   if (source == nullptr) return;  // rows of no real sequence, to measure their time
-  if (source != state.source) state = {.context = state.context, .source = source};
   const FeatureLog& log = log_of(*source);
+  if (source != state.source) {
+    state = {.context = state.context, .source = source, .version = log.version()};
+    state.length = attach_prefix(state.context->slot(), sequence.accepted(), sequence);
+  }
   state.newest = sequence.tokens.size() - 1;
   state.known = std::min({log.end(), source->current_length(), state.newest});
-  state.length = std::min({state.length, log.first_after(state.version), state.newest});
+  state.length = std::min(state.length, state.newest);
+  if (!log.is_empty()) state.length = std::min(state.length, log.first_after(state.version));
   state.version = log.version();
-  if (state.length < std::max(state.first, log.begin()))  // features in between are not known
+  if (state.length < std::max(state.first, log.begin())) {  // features in between are not known
     state.first = state.length = std::min(log.begin(), state.newest);
+    cache_->release_pages(state.context->slot());
+  }
   state.known = std::max(state.known, state.length);
+}
+
+void BlockForward::publish(const std::shared_ptr<Sequence>& sequence) {
+  const State* const found = states_.find(*sequence);
+  if (found == nullptr || found->source == nullptr) return;
+  State& state = states_.of(*found->context);
+  follow(state, *sequence);
+  if (state.first > 0) return;
+  const size_t exact = std::min(state.length, state.source->settled());
+  cache_->publish(state.context->slot(), sequence->accepted().first(exact), sequence->cache_salt);
 }
 
 BlockForward::Readiness BlockForward::readiness(const Sequence& sequence) const {

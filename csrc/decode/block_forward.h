@@ -18,9 +18,10 @@ namespace specqd {
 // Rows attend to each other and to the context: the keys and values of all positions before the
 // block, which are made of their features once (Decoder::absorb). Those of the block are scratch:
 // the context of the same positions replaces them. Entries whose features change are made again.
-// The context begins at the first position whose feature is known; this is possible because only
-// differences between rotary positions matter. Where it does not reach the newest token, because
-// features in between are not known, nothing can be drafted.
+// A sequence begins with the published contexts of earlier ones, as far as its tokens are theirs.
+// Otherwise its context begins at the first position whose feature is known; this is possible
+// because only differences between rotary positions matter. Where it does not reach the newest
+// token, because features in between are not known, nothing can be drafted.
 class BlockForward : public FeatureForward {
  public:
   // `block`: the most rows of a block, the newest token included. `mask`: the token id of masks.
@@ -52,6 +53,9 @@ class BlockForward : public FeatureForward {
   // CacheFull and TooManyRows.
   void forward(std::span<const Rows> batch) override;
   void release(const std::shared_ptr<Sequence>& sequence) override;
+  // Publishes a context from the first position on that was made of exact features. Later sequences
+  // adopt it on their own.
+  void publish(const std::shared_ptr<Sequence>& sequence) override;
 
  protected:
   std::span<const float> own_logits(int64_t row) override { return decoder_->logits(row); }

@@ -23,6 +23,7 @@ class FeatureLog {
   // The log holds positions [begin, end).
   size_t begin() const { return begin_; }
   size_t end() const { return begin_ + versions_.size(); }
+  bool is_empty() const { return versions_.empty(); }
   std::span<const uint16_t> row(size_t position) const;
 
   size_t width() const { return width_; }       // values per row

@@ -39,6 +39,12 @@ void check_rows(const Decoder& decoder, const KvCache& cache, std::span<const in
       throw std::invalid_argument("token id outside the vocabulary");
 }
 
+size_t DecoderForward::attach_prefix(int slot, std::span<const int32_t> tokens,
+                                     const Sequence& sequence) {
+  if (!sequence.reuses_prefixes || cache_->has_page(slot, 0)) return 0;
+  return static_cast<size_t>(cache_->attach_prefix(slot, tokens, sequence.cache_salt));
+}
+
 void DecoderForward::run_forward(const std::function<void()>& work) {
   run_concurrently(work);
   bytes_read_ += decoder_->moved_bytes();
@@ -138,6 +144,27 @@ void ModelForward::release(const std::shared_ptr<Sequence>& sequence) {
     exact_->release(sequence);
   else if (!held.empty())
     cache_->release(held.mapped()->slot());
+}
+
+int64_t ModelForward::adopt_prefix(const std::shared_ptr<Sequence>& sequence) {
+  if (exact_ != nullptr) return 0;
+  Context& context = *this->context(sequence);
+  if (context.length() > 0) return 0;
+  const std::span<const int32_t> accepted = sequence->accepted();
+  const size_t held = attach_prefix(context.slot(), accepted, *sequence);
+  if (held == 0) return 0;
+  context.record(0, accepted.first(held));
+  decoder_->output_head().partial_head().record(accepted.first(held));
+  return static_cast<int64_t>(held);
+}
+
+void ModelForward::publish(const std::shared_ptr<Sequence>& sequence) {
+  const std::shared_ptr<Context> context = this->held(*sequence);
+  if (exact_ != nullptr || context == nullptr) return;
+  const std::span<const int32_t> accepted = sequence->accepted();
+  const size_t held = context->match(sequence->tokens, accepted.size());
+  cache_->publish(context->slot(), accepted.first(std::min(held, accepted.size())),
+                  sequence->cache_salt);
 }
 
 void ModelForward::forward(std::span<const Rows> batch) {

@@ -53,6 +53,14 @@ class LevelModel {
   virtual ScoredTokens verify(int64_t row, std::span<const int32_t> proposal,
                               const std::shared_ptr<Sequence>& sequence) = 0;
   virtual void release(const std::shared_ptr<Sequence>& sequence) = 0;
+  // Lets a new sequence begin with pages that others have published in the model's cache. Returns
+  // the number of positions.
+  virtual int64_t adopt_prefix(const std::shared_ptr<Sequence>& sequence) {
+    (void)sequence;
+    return 0;
+  }
+  // Offers the full pages of accepted tokens to later sequences.
+  virtual void publish(const std::shared_ptr<Sequence>& sequence) { (void)sequence; }
   // Bytes of weights, and of keys and values, that all forwards so far have read.
   virtual size_t bytes_read() const { return 0; }
   virtual size_t cache_bytes_read() const { return 0; }
@@ -100,6 +108,9 @@ class DecoderForward : public LevelModel {
   // Runs work during which other threads of the caller may run, because it uses none of their
   // objects.
   virtual void run_concurrently(const std::function<void()>& work) { work(); }
+  // Begins an empty slot of the cache with the published pages of these tokens, if the sequence may
+  // have them. Returns the number of positions.
+  size_t attach_prefix(int slot, std::span<const int32_t> tokens, const Sequence& sequence);
   // Runs a forward of the decoder and counts the bytes that it reads.
   void run_forward(const std::function<void()>& work);
 
@@ -152,6 +163,9 @@ class ModelForward : public DecoderForward {
                       const std::shared_ptr<Sequence>& sequence) override;
   // Also releases the sequence in the exact precision, which may not be a level of its own.
   void release(const std::shared_ptr<Sequence>& sequence) override;
+  // Both do nothing with `exact`, which shares its pages.
+  int64_t adopt_prefix(const std::shared_ptr<Sequence>& sequence) override;
+  void publish(const std::shared_ptr<Sequence>& sequence) override;
 
  private:
   std::vector<Rows> forward_surplus(std::span<const Rows> batch, size_t surplus);

@@ -40,6 +40,28 @@ void HeadForward::begin(State& state, const Sequence& sequence, size_t first) {
   state.context->record(0, std::span(sequence.tokens).first(first));
   state.first = state.settled = first;
   state.hidden_for = 0;
+  cache_->release_pages(state.context->slot());
+}
+
+// Starts with the entries that earlier sequences published for the tokens after the first one.
+void HeadForward::adopt_prefix(State& state, const Sequence& sequence) {
+  const std::span<const int32_t> tokens = sequence.accepted();
+  const size_t held = attach_prefix(state.context->slot(), tokens.subspan(1), sequence);
+  if (held == 0) return;
+  state.context->record(0, tokens.first(1 + held));
+  state.first = 1;
+  state.settled = 1 + held;
+}
+
+void HeadForward::publish(const std::shared_ptr<Sequence>& sequence) {
+  const State* const found = states_.find(*sequence);
+  if (found == nullptr || found->source == nullptr) return;
+  State& state = states_.of(*found->context);
+  follow(state, *sequence);
+  const size_t exact = std::min(state.settled, state.source->settled() + 1);
+  if (state.first != 1 || exact <= 1) return;
+  cache_->publish(state.context->slot(), sequence->accepted().first(exact).subspan(1),
+                  sequence->cache_salt);
 }
 
 // Forgets entries whose features have become known or have changed since they were made, and those
@@ -49,15 +71,17 @@ void HeadForward::follow(State& state, const Sequence& sequence) {
   if (source == nullptr) return;  // rows of no real sequence, to measure their time
   if (source != state.source) {
     state.source = source;
-    state.version = 0;
+    state.version = log_of(*source).version();
     begin(state, sequence, 0);
+    adopt_prefix(state, sequence);
   }
   const FeatureLog& log = log_of(*state.source);
   Context& context = *state.context;
   const size_t last = sequence.tokens.size() - 1;
   const size_t length = context.match(sequence.tokens, sequence.num_accepted());
   const size_t end = std::min({log.end(), source->current_length(), last});
-  state.settled = std::min({state.settled, length, log.first_after(state.version) + 1});
+  state.settled = std::min(state.settled, length);
+  if (!log.is_empty()) state.settled = std::min(state.settled, log.first_after(state.version) + 1);
   state.version = log.version();
   if (log.begin() >= end) {
     if (length <= state.first || state.first == 0) begin(state, sequence, last);

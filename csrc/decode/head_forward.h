@@ -18,9 +18,10 @@ namespace specqd {
 //
 // The features come from the log of the model above. If the log does not have one, the row instead
 // reads the hidden row that the head computed for the token before, so each such row takes a
-// forward of its own. Rows whose features become known or change later are forwarded again. The
-// head's cache begins at the first pair whose feature is known; this is possible because only
-// differences between rotary positions matter.
+// forward of its own. Rows whose features become known or change later are forwarded again. A
+// sequence begins with the published entries of earlier ones, as far as its tokens are theirs.
+// Otherwise the head's cache begins at the first pair whose feature is known; this is possible
+// because only differences between rotary positions matter.
 class HeadForward : public FeatureForward {
  public:
   // FeatureForward describes `boundaries` and `ids`.
@@ -31,6 +32,10 @@ class HeadForward : public FeatureForward {
   std::shared_ptr<Context> context(const std::shared_ptr<Sequence>& sequence) override;
   void forward(std::span<const Rows> batch) override;
   void release(const std::shared_ptr<Sequence>& sequence) override;
+  // Publishes entries from the first pair on that were made of exact features. Later sequences
+  // adopt them on their own. The first pair has the second token, so pages are found by the tokens
+  // from that one on.
+  void publish(const std::shared_ptr<Sequence>& sequence) override;
 
   int64_t logit_rows() const override { return std::ssize(logits_) / decoder_->spec().vocabulary; }
 
@@ -60,6 +65,7 @@ class HeadForward : public FeatureForward {
 
   void follow(State& state, const Sequence& sequence);
   void begin(State& state, const Sequence& sequence, size_t first);
+  void adopt_prefix(State& state, const Sequence& sequence);
   bool knows_feature(const State& state, size_t token) const;
   bool pass(std::span<Part> parts, bool recycles);
   void gather(Part& part, bool recycles);

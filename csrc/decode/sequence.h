@@ -57,12 +57,14 @@ struct Sequence {
   bool needs_history = false;  // whether penalties depend on all earlier tokens
   std::shared_ptr<Grammar> grammar;
   std::set<int32_t> stop_ids;
-  uint64_t cache_salt = 0;  // only sequences with equal salts share keys and values
-  int64_t key;              // unique
+  uint64_t cache_salt = 0;      // only sequences with equal salts share keys and values
+  bool reuses_prefixes = true;  // may begin with pages that others have published
+  int64_t key;                  // unique
   size_t num_guesses = 0;
 
   // The number of tokens that the outermost level has accepted. They never change.
   size_t num_accepted() const { return tokens.size() - num_guesses; }
+  std::span<const int32_t> accepted() const { return std::span(tokens).first(num_accepted()); }
   bool is_stop(int32_t token) const { return stop_ids.contains(token); }
 
   void guess(std::span<const int32_t> guessed);

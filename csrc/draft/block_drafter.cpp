@@ -46,6 +46,7 @@ void BlockDrafter::measure() {
 
 void BlockDrafter::release(const std::shared_ptr<Sequence>& sequence) {
   blocks_.erase(sequence->key);
+  model_.publish(sequence);
   model_.release(sequence);
 }
 
@@ -239,6 +240,7 @@ void BlockDrafter::follow(std::span<const std::shared_ptr<Sequence>> sequences) 
   } catch (const CacheFull&) {
     // Without its context the sequence has no blocks.
   }
+  for (const auto& sequence : sequences) model_.publish(sequence);
 }
 
 void BlockDrafter::make(std::span<const DraftRequest> requests, std::span<Plan> plans,

@@ -38,7 +38,10 @@ Level::Level(LevelModel& model, Drafter& drafter, std::optional<int64_t> length,
 void Level::release(const std::shared_ptr<Sequence>& sequence) {
   const auto made = static_cast<double>(std::ssize(sequence->tokens) - sequence->prompt_length);
   // A level that stands in two places hears of the end twice; the first time it knows the sequence.
-  if (known_.erase(sequence->key) > 0) usual_tokens_ += kRecent * (made - usual_tokens_);
+  if (known_.erase(sequence->key) > 0) {
+    usual_tokens_ += kRecent * (made - usual_tokens_);
+    model_.publish(sequence);
+  }
   drafter_->release(sequence);
   model_.release(sequence);
 }
@@ -142,6 +145,7 @@ double Level::catch_up_seconds(int64_t lag, const Sequence& sequence, size_t cou
 }
 
 int64_t Level::longest(const DraftRequest& request) {
+  if (!known_.contains(request.sequence->key)) model_.adopt_prefix(request.sequence);
   if (!knows(*request.sequence)) return 0;
   const int64_t room = model_.max_positions() - std::ssize(request.sequence->tokens);
   return std::min({request.at_most, length_.value_or(kLongestProposal), room});
@@ -256,12 +260,17 @@ std::vector<Proposal> Level::advance(std::span<const DraftRequest> requests) {
   return results;
 }
 
-// Lets the drafter follow the prompts that the forward read.
+// Lets the drafter follow the prompts that the forward read, and other sequences share them. The
+// engine publishes those of the target, which is no drafter.
 void Level::show_prompts(std::span<const DraftRequest> requests,
                          std::span<const Reading> readings) {
   std::vector<std::shared_ptr<Sequence>> read;
-  for (size_t i = 0; i < requests.size(); ++i)
-    if (readings[i].is_prompt) read.push_back(requests[i].sequence);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    if (!readings[i].is_prompt) continue;
+    const auto& sequence = requests[i].sequence;
+    read.push_back(sequence);
+    if (readings[i].is_last && known_.contains(sequence->key)) model_.publish(sequence);
+  }
   if (!read.empty()) drafter_->follow(read);
 }
 

@@ -48,11 +48,16 @@ int KvCache::create() {
 }
 
 void KvCache::release(int sequence) {
-  const std::vector<int32_t>& table = sequences_.at(sequence);
-  // The last page first, so that it is evicted first: a page is useless without those before it.
-  for (auto page = table.rbegin(); page != table.rend(); ++page) drop_page(*page);
+  release_pages(sequence);
   sequences_.erase(sequence);
   states_->release(sequence);
+}
+
+void KvCache::release_pages(int sequence) {
+  std::vector<int32_t>& table = sequences_.at(sequence);
+  // The last page first, so that it is evicted first: a page is useless without those before it.
+  for (auto page = table.rbegin(); page != table.rend(); ++page) drop_page(*page);
+  table.clear();
 }
 
 int KvCache::fork(int sequence, int64_t length) {

@@ -22,8 +22,8 @@ AREAS = {
     "runtime": "numa pool stages threads topology",
     "weights": "draft_formats error_feedback fp4 pack*",
     "decode": (
-        "context dflash draft_pages head head_grammars heads level* noise sample_token sampling "
-        "shared_cache taps"
+        "context dflash draft_pages draft_prefixes head head_grammars heads level* noise "
+        "sample_token sampling shared_cache taps"
     ),
     "draft": (
         "agreement block_drafter chains draft_lengths level* ngram* partial_head policy suggestion"

@@ -489,6 +489,12 @@ class Sequence:
     def cache_salt(self, arg: int, /) -> None: ...
 
     @property
+    def reuses_prefixes(self) -> bool: ...
+
+    @reuses_prefixes.setter
+    def reuses_prefixes(self, arg: bool, /) -> None: ...
+
+    @property
     def key(self) -> int: ...
 
     @key.setter
@@ -600,6 +606,17 @@ class LevelModel:
 
     def release(self, sequence: Sequence) -> None: ...
 
+    def adopt_prefix(self, sequence: Sequence) -> int:
+        """
+        Lets a new sequence begin with pages that others have published. Returns the number of
+        positions.
+        """
+
+    def publish(self, sequence: Sequence) -> None:
+        """
+        Offers the full pages of accepted tokens to later sequences of the same salt.
+        """
+
 class DecoderForward(LevelModel):
     """Forwards of one precision of a decoder over a cache."""
 
@@ -651,7 +668,7 @@ class ModelForward(DecoderForward):
     def set_draft_context(self, positions: int | None) -> None:
         """
         Limits the positions of a context that drafts read, in both precisions; 0: no limit.
-        By default, 2,048 or so many that the weights remain most of what a draft reads.
+        By default, 1,536 or so many that the weights remain most of what a draft reads.
         """
 
     def adopt(self, sequence: Sequence, context: Context) -> None:

@@ -200,14 +200,11 @@ class Model(_native.ModelForward):
         self.prompt_store = PromptStore(files, self.cache, identity)
 
     def adopt_prefix(self, sequence: Sequence) -> int:
-        """Attaches cached pages of a new sequence's prompt; returns their number of positions."""
-        context = self.context(sequence)
+        """Attaches cached pages of a new sequence's prompt, also those in files; returns their
+        number of positions."""
         if self.prompt_store is not None:
             self.prompt_store.restore(sequence)
-        held = self.cache.attach_prefix(context.slot, sequence.tokens[:], sequence.cache_salt)
-        context.record(0, sequence.tokens[:held])
-        self.decoder.partial_head.record(sequence.tokens[:held])
-        return held
+        return super().adopt_prefix(sequence)
 
     def fork(self, sequence: Sequence, other: Sequence) -> None:
         """Shares the cached pages of `sequence` with `other`, which begins with the same tokens.
@@ -242,11 +239,11 @@ class Model(_native.ModelForward):
         return cache.has_states and not cache.has_states_of(self.context(sequence).slot)
 
     def publish(self, sequence: Sequence) -> None:
-        """Offers cached pages of accepted tokens to later sequences of the same salt."""
-        context = self.context(sequence)
-        tokens = sequence.tokens[: context.length]
-        self.cache.publish(context.slot, tokens, sequence.cache_salt)
+        """Offers cached pages of accepted tokens to later sequences, and keeps them in files."""
+        super().publish(sequence)
         if self.prompt_store is not None:
+            context = self.context(sequence)
+            tokens = sequence.tokens[: context.length]
             self.prompt_store.keep(context.slot, tokens, sequence.cache_salt)
 
     def forget_unseen(self, sequence: Sequence) -> None:
