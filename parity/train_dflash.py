@@ -3,9 +3,10 @@
     python parity/train_dflash.py MODEL OUT --minutes 50
 
 The texts are the sources of Python's standard library. Every twentieth file is held out: OUT gets
-prompts of those (prompts.jsonl) for `specqd bench head`. The drafter begins with the model's last
+prompts of those (prompts.jsonl) for `specqd bench head`. The drafter begins with the model's first
 layers; its embedding and output head are the model's and stay as they are. OUT is written again
-every few minutes, so a training that was stopped leaves a drafter.
+every few minutes, so a training that was stopped leaves a drafter. If OUT has a drafter, the
+training continues from that one.
 """
 
 import argparse
@@ -13,13 +14,14 @@ import json
 import math
 import sys
 import sysconfig
+import timeit
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
+from time import monotonic, process_time
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch.nn.functional import linear, log_softmax, scaled_dot_product_attention, silu
 from transformers import AutoModelForCausalLM
@@ -32,11 +34,11 @@ Tensor = torch.Tensor
 LENGTH = 512  # tokens of a text
 HELD_OUT = 20  # one file of so many
 PROMPT_CHARACTERS = 800
-LAYERS, BLOCK = 3, 8
+LAYERS, BLOCK = 3, 4
 TAPS = (2, 4, 5, 6, 7)  # boundaries of the model's layers
-ANCHORS = 64  # blocks of a text, new in each step
-FADE = 4.0  # places after which a place weighs e times less
-RATE, WARMUP, CLIP = 6e-4, 0.04, 1.0
+ANCHORS = 128  # blocks of a text, new in each step
+FADE = 2.0  # places after which a place weighs e times less
+RATE, WARMUP, CLIP = 1e-3, 0.04, 1.0
 SAVE_SECONDS = 480.0
 
 
@@ -75,11 +77,21 @@ def _pieces(tokenizer: Tokenizer, sources: Sequence[str]) -> Tensor:
     return torch.tensor(pieces)
 
 
+def faster_dtype() -> torch.dtype:
+    """BF16 or float32: processors without products of BF16 take ten times as long with it."""
+
+    def seconds(dtype: torch.dtype) -> float:
+        x = torch.ones(1024, 1024, dtype=dtype)
+        return min(timeit.repeat(lambda: x @ x, number=1, repeat=5))
+
+    return min(torch.float32, torch.bfloat16, key=seconds)
+
+
 class Teacher:
     """The model: the features that the drafter reads, and the tokens that it should predict."""
 
-    def __init__(self, directory: Path) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16)
+    def __init__(self, directory: Path, dtype: torch.dtype) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
         self.config = self.model.config
         self.weights: dict[str, Tensor] = {
             name: tensor.float() for name, tensor in self.model.state_dict().items()
@@ -95,22 +107,23 @@ class Teacher:
 class Drafter:
     """A drafter that learns: many blocks of each text at once."""
 
-    def __init__(self, teacher: Teacher, mask: int) -> None:
+    def __init__(self, teacher: Teacher, mask: int, earlier: Path | None) -> None:
         self.config, self.mask = teacher.config, mask
         theirs = teacher.weights
         self.embedding = theirs["model.embed_tokens.weight"]
         self.head = theirs.get("lm_head.weight", self.embedding)
-        first, hidden = self.config.num_hidden_layers - LAYERS, self.config.hidden_size
-        middle = first + LAYERS // 2
+        hidden = self.config.hidden_size
         self.w = {
             "norm.weight": theirs["model.norm.weight"],
-            "hidden_norm.weight": theirs[f"model.layers.{middle}.input_layernorm.weight"],
-            "fc.weight": torch.cat([torch.eye(hidden) * (tap == middle) for tap in TAPS], 1),
+            "hidden_norm.weight": theirs[f"model.layers.{TAPS[0]}.input_layernorm.weight"],
+            "fc.weight": torch.cat([torch.eye(hidden) * (tap == TAPS[0]) for tap in TAPS], 1),
         }
         for layer in range(LAYERS):
-            at = f"model.layers.{first + layer}."
+            at = f"model.layers.{layer}."
             found = [name for name in theirs if name.startswith(at)]
             self.w |= {f"layers.{layer}.{name.removeprefix(at)}": theirs[name] for name in found}
+        if earlier is not None:
+            self.w = {name: tensor.float() for name, tensor in load_file(earlier).items()}
         self.w = {name: tensor.clone().requires_grad_() for name, tensor in self.w.items()}
 
     def norm(self, x: Tensor, name: str) -> Tensor:
@@ -167,7 +180,8 @@ class Drafter:
             gate = silu(self.linear(b, f"{at}mlp.gate_proj"))
             x = x + self.linear(gate * self.linear(b, f"{at}mlp.up_proj"), f"{at}mlp.down_proj")
         last = self.norm(x, "norm").unflatten(1, (blocks, BLOCK))[:, :, 1:]
-        return linear(last, self.head)
+        # torch multiplies a view of a part as many small matrices, which is slow.
+        return linear(last.flatten(0, 2), self.head).unflatten(0, (n, blocks, BLOCK - 1))
 
     def write(self, out: Path) -> None:
         """Writes the drafter as z-lab's are."""
@@ -208,7 +222,7 @@ def block_logits(teacher: Teacher, drafter: Drafter, tokens: Tensor) -> tuple[Te
     """The drafter's logits of random blocks, and the teacher's of the same places."""
     anchors = draw_anchors(len(tokens))
     features, wanted = teacher.read(tokens)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16, enabled=teacher.model.dtype == torch.bfloat16):
         found = drafter.logits(features, tokens, anchors)
     at = (anchors[..., None] + torch.arange(BLOCK - 1)).flatten(1)
     theirs = wanted.gather(1, at[..., None].expand(-1, -1, wanted.shape[-1]))
@@ -240,10 +254,10 @@ def train(
     teacher: Teacher, drafter: Drafter, texts: Texts, out: Path, size: int, minutes: float
 ) -> None:
     optimiser = torch.optim.AdamW(drafter.w.values(), lr=RATE, betas=(0.9, 0.95), fused=True)
-    begun = saved = monotonic()
+    begun, saved = process_time(), monotonic()
     recent: list[float] = []
     for step, tokens in enumerate(batches(texts.learned, size), 1):
-        done = (monotonic() - begun) / (60 * minutes)
+        done = (process_time() - begun) / (60 * minutes * torch.get_num_threads())
         if done >= 1:
             break
         share = min(done / WARMUP, 1.0) * 0.5 * (1 + math.cos(math.pi * done))
@@ -298,17 +312,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path, help="directory of a Llama")
     parser.add_argument("out", type=Path, help="directory of the drafter")
-    parser.add_argument("--minutes", type=float, default=50.0)
+    parser.add_argument("--minutes", type=float, default=50.0, help="of work of all threads")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batch", type=int, default=4, help="texts of a step")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    torch.manual_seed(0)
+    earlier = args.out / "model.safetensors"
+    if earlier.exists():
+        torch.seed()  # other texts and places than the last time
+    else:
+        torch.manual_seed(0)
     args.out.mkdir(parents=True, exist_ok=True)
-    texts, teacher = Texts.read(args.model), Teacher(args.model)
+    texts, teacher = Texts.read(args.model), Teacher(args.model, faster_dtype())
     prompts = (json.dumps({"prompt": prompt}) + "\n" for prompt in texts.prompts)
     (args.out / "prompts.jsonl").write_text("".join(prompts))
-    drafter = Drafter(teacher, texts.unused(teacher.config.vocab_size))
+    drafter = Drafter(
+        teacher, texts.unused(teacher.config.vocab_size), earlier if earlier.exists() else None
+    )
     print(f"{len(texts.learned)} texts to learn, {len(texts.held_out)} held out", flush=True)
     train(teacher, drafter, texts, args.out, args.batch, args.minutes)
     check(teacher, drafter, args.model, args.out, texts.held_out[0])
