@@ -33,7 +33,7 @@ Level::Level(LevelModel& model, Drafter& drafter, std::optional<int64_t> length,
       drafter_(&drafter),
       length_(length),
       clock_(std::move(clock)),
-      policy_(costs_) {}
+      policy_(costs_.forwards) {}
 
 void Level::release(const std::shared_ptr<Sequence>& sequence) {
   const auto made = static_cast<double>(std::ssize(sequence->tokens) - sequence->prompt_length);
@@ -49,9 +49,7 @@ void Level::release(const std::shared_ptr<Sequence>& sequence) {
 void Level::measure() {
   if (is_measured_) return;  // as it stands in another place too
   is_measured_ = true;
-  const MeasuredCosts least = measured_costs(model_, clock_);
-  costs_.begin(least);
-  reading_costs_.begin(least);
+  costs_.begin(measured_costs(model_, clock_));
   policy_.begin();
   drafter_->measure();
 }
@@ -108,7 +106,7 @@ std::vector<Value> Level::values(std::span<const DraftRequest> requests) {
 std::vector<Priced> Level::priced(std::span<Draft* const> drafts) {
   const size_t count = drafts.size();
   const double forward_s = policy_.forward_share(count);
-  const double own_s = std::min(seconds_per_token(count), forward_s);
+  const double own_s = std::min(costs_.seconds_per_token(count), forward_s);
   std::vector<Value> saved(count);
   if (!drafter_->is_silent()) {
     std::vector<DraftRequest> requests;
@@ -129,19 +127,10 @@ std::vector<Priced> Level::priced(std::span<Draft* const> drafts) {
     const auto made = static_cast<double>(std::ssize(sequence.tokens) - sequence.prompt_length);
     const double left = std::max(usual_tokens_ - made, made);
     priced.push_back({drafts[i], (forward_s + saved[i].saved_s) / (1.0 + saved[i].tokens),
-                      catch_up_seconds(drafts[i]->lag, sequence, count),
+                      costs_.catch_up_seconds(drafts[i]->lag, std::ssize(sequence.tokens), count),
                       std::max(std::min(lag, left), 1.0)});
   }
   return priced;
-}
-
-double Level::catch_up_seconds(int64_t lag, const Sequence& sequence, size_t count) {
-  if (lag <= 0) return 0.0;
-  const auto rows = static_cast<double>(lag), usual = static_cast<double>(count);
-  if (lag > kLongestProposal)
-    return reading_costs_.seconds(rows, static_cast<double>(std::ssize(sequence.tokens)) - rows);
-  const RowCosts& costs = *costs_.of(count);
-  return costs.seconds(usual + rows) - costs.seconds(usual);
 }
 
 int64_t Level::longest(const DraftRequest& request) {
@@ -254,7 +243,7 @@ std::vector<Proposal> Level::advance(std::span<const DraftRequest> requests) {
   if (std::ranges::none_of(readings, &Reading::is_prompt)) {
     size_t made = 0;
     for (const Proposal& result : results) made += result.tokens.size();
-    rates_[requests.size()].add(static_cast<double>(made), clock_() - begun);
+    costs_.add_round(requests.size(), made, clock_() - begun);
   }
   show_prompts(requests, readings);
   return results;
@@ -325,34 +314,26 @@ std::vector<Rows> Level::rows_of(std::span<const DraftRequest> requests,
 // Learns what the forward took. Few rows of a prompt cost what the same rows of a proposal do.
 void Level::learn(std::span<const Reading> readings, int64_t rows, double seconds) {
   if (rows <= kLongestProposal || std::ranges::none_of(readings, &Reading::is_prompt)) {
-    costs_.of(readings.size())->add(rows, seconds);
+    costs_.forwards.of(readings.size())->add(rows, seconds);
     return;
   }
   double positions = 0.0;
   for (const Reading& reading : readings)
     positions += static_cast<double>(reading.end - reading.start) *
                  static_cast<double>(reading.start + reading.end) / 2.0;
-  reading_costs_.add(static_cast<double>(rows), positions, seconds);
+  costs_.add_reading(rows, positions, seconds);
 }
 
 int64_t Level::tokens_within(double seconds, int64_t position) const {
-  const auto tokens = reading_costs_.rows_within(seconds, static_cast<double>(position));
-  const auto within = tokens ? static_cast<int64_t>(*tokens) : kFirstTokens;
+  const int64_t within = costs_.tokens_within(seconds, position).value_or(kFirstTokens);
   return std::min(std::max(within, kLeastTokens), model_.max_rows());
-}
-
-double Level::seconds_per_token(size_t count) {
-  const auto sequences = static_cast<double>(count);
-  const double now = rates_[count].seconds_per_token().value_or(kAlwaysDraft);
-  const double plain = costs_.of(count)->seconds(sequences) / sequences;
-  return std::min(now, plain > 0.0 ? plain : kAlwaysDraft);
 }
 
 // The requests to the drafter. None is made for a prompt that is not read yet.
 std::vector<DraftRequest> Level::draft_requests(std::span<const DraftRequest> requests,
                                                 std::span<const Reading> readings) {
   const size_t count = requests.size();
-  const double token_value_s = seconds_per_token(count);
+  const double token_value_s = costs_.seconds_per_token(count);
   std::vector<DraftRequest> draft_requests;
   draft_requests.reserve(count);
   for (size_t i = 0; i < count; ++i) {
@@ -370,7 +351,7 @@ std::vector<DraftRequest> Level::draft_requests(std::span<const DraftRequest> re
 DraftRequest Level::below(DraftRequest request, size_t count) {
   const auto sharing = static_cast<int64_t>(count);
   request.at_most = std::min(request.at_most, model_.max_rows() / sharing) - 1;
-  request.costs = costs_.of(count);
+  request.costs = costs_.forwards.of(count);
   request.rows = request.sharing = sharing;
   request.reads = kAllTokens;
   request.scores = 0;

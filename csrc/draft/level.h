@@ -5,15 +5,14 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
 
 #include "decode/forward.h"
-#include "draft/costs.h"
 #include "draft/drafter.h"
+#include "draft/level_costs.h"
 #include "draft/policy.h"
 
 namespace specqd {
@@ -61,9 +60,7 @@ class Level : public Drafter {
   // The tokens from `position` on that a forward reads in so many seconds; at least 16, and at most
   // the model's rows.
   int64_t tokens_within(double seconds, int64_t position) const;
-  // Seconds that a token takes in a batch of `count` sequences, and so the value of one more. It is
-  // never more than plain decoding takes: drafts that lose time must not raise the value.
-  double seconds_per_token(size_t count);
+  double seconds_per_token(size_t count) { return costs_.seconds_per_token(count); }
 
   // Drafts: continues each sequence by the tokens that this level would sample itself, as far as
   // each round pays.
@@ -91,7 +88,6 @@ class Level : public Drafter {
   int64_t start_of(const Sequence& sequence, Context& context) const;
   // Tokens before the last one that this level, as a drafter, must read first.
   int64_t lag(const Sequence& sequence, Context& context) const;
-  double catch_up_seconds(int64_t lag, const Sequence& sequence, size_t count);
   // Whether the model has all tokens of the sequence: vocabularies of one tokenizer may be padded
   // to different sizes, and a model may use the padding.
   bool knows(const Sequence& sequence);
@@ -119,11 +115,9 @@ class Level : public Drafter {
   Drafter* drafter_;
   std::optional<int64_t> length_;
   Clock clock_;
-  BatchCosts costs_;            // of this level's forwards, and of sampling from their logits
-  ReadingCosts reading_costs_;  // of those that read prompts
-  std::map<size_t, TokenRate> rates_;  // by the size of the batch
-  DraftPolicy policy_;                 // of rounds as a drafter
-  double usual_tokens_ = 256.0;        // of texts that ended, without their prompts
+  LevelCosts costs_;
+  DraftPolicy policy_;           // of rounds as a drafter
+  double usual_tokens_ = 256.0;  // of texts that ended, without their prompts
   bool is_measured_ = false;
   std::unordered_map<int64_t, size_t> known_;  // by sequence: its first tokens that the model has
 };

@@ -1,0 +1,40 @@
+// What the forwards of a level take: by rows, for parts of prompts, and for each token made.
+//
+// Bookkeeping over seconds that the level measures; knows no models, tokens or clocks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+
+#include "draft/costs.h"
+
+namespace specqd {
+
+class LevelCosts {
+ public:
+  BatchCosts forwards;  // sampling from their logits included
+
+  void begin(const MeasuredCosts& measured);
+  // Learns from a forward of a prompt's rows, with so many positions before them, summed over rows.
+  void add_reading(int64_t rows, double positions, double seconds);
+  // Learns from a round of `count` sequences in which nobody read a prompt, drafting included.
+  void add_round(size_t count, size_t tokens, double seconds);
+
+  // Tokens from a position on that a forward reads in so many seconds; none if nothing is known.
+  std::optional<int64_t> tokens_within(double seconds, int64_t position) const;
+  // Seconds to read the last `lag` of a sequence's `length` tokens, in a batch of `count`. A short
+  // lag adds rows to a forward; a long one takes forwards of its own.
+  double catch_up_seconds(int64_t lag, int64_t length, size_t count);
+  // Seconds that a token takes in a batch of `count` sequences, and so the value of one more. It is
+  // never more than plain decoding takes: drafts that lose time must not raise the value. Without
+  // measurements, kAlwaysDraft.
+  double seconds_per_token(size_t count);
+
+ private:
+  ReadingCosts reading_;
+  std::map<size_t, TokenRate> rates_;  // by the size of the batch
+};
+
+}  // namespace specqd
