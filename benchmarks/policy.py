@@ -22,6 +22,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from policy_records import Record, Text, read_records, recorded
+
 from specqd import LLM, SamplingParams, _native
 from specqd._native import (
     Context,
@@ -33,7 +35,6 @@ from specqd._native import (
     Rows,
     Sequence,
 )
-from specqd.bench.agreement import new_sequence
 from specqd.bench.levels import encoded_ends, read_prompts
 from specqd.hub import resolve
 from specqd.model.model import Model, Precision
@@ -46,33 +47,8 @@ BATCHES = (1, 4, 16)
 PASSES = 3
 CHAINS = (
     *("auto", "ngram", "fp4", "small", "fp4+small", "fp4|ngram+small", "fp4|ngram+ngram"),
-    *("tree", "useless tree", "useless", "useless|auto"),
+    *("small tree", "useless tree", "useless", "useless|auto"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A text of the target: its tokens, and by position what each model says and how confidently;
-    each model's list begins at the first token after the prompt."""
-
-    prompt: list[int]
-    said: dict[str, list[tuple[int, float]]]
-
-    @property
-    def tokens(self) -> list[int]:
-        return [*self.prompt, *(token for token, _ in self.said["exact"])]
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """Texts of a model at a temperature; and of each model the bytes and the multiply-adds of a
-    row, relative to the exact target's."""
-
-    model: str
-    temperature: float
-    bytes: dict[str, float]
-    operations: dict[str, float]
-    texts: list[Text]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +178,7 @@ def chain_of(words: str, record: Record, machine: Machine, clock: Clock) -> Leve
         "fp4+small": lambda: level("fp4", level("small")),
         "fp4|ngram+small": lambda: DraftChoice([level("fp4", level("small")), NgramDrafter()]),
         "fp4|ngram+ngram": lambda: DraftChoice([level("fp4", NgramDrafter()), NgramDrafter()]),
-        "tree": lambda: tree("small"),
+        "small tree": lambda: tree("small"),
         "useless tree": lambda: tree("useless"),
         "useless": lambda: level("useless"),
         "useless|auto": lambda: DraftChoice([level("useless"), *auto()]),
@@ -286,59 +262,7 @@ def results(records: SequenceOf[Record]) -> Iterator[dict[str, Any]]:
             }
 
 
-# --- Recording -----------------------------------------------------------------------------------
-
-
-def recorded(
-    target: Model, small: Model | None, name: str, prompts: list[list[int]], params: SamplingParams
-) -> Record:
-    """Decodes prompts; every model says its token after each prefix, with the target's noise."""
-    models = {"fp4": target.as_draft()} | ({"small": small} if small else {}) | {"exact": target}
-    texts = []
-    for start in range(0, len(prompts), 16):
-        sequences = [
-            new_sequence(prompt, params, start + i, frozenset())
-            for i, prompt in enumerate(prompts[start : start + 16])
-        ]
-        said: list[dict[str, list[tuple[int, float]]]] = [
-            {m: [] for m in models} for _ in sequences
-        ]
-        for model in models.values():
-            for each in sequences:
-                model.forward([Rows(model.context(each), 0, each.tokens[:-1], 0)])
-        for _ in range(params.max_tokens or 0):
-            for model_name, model in models.items():  # the target last: it shares fp4's cache
-                model.forward(
-                    [
-                        Rows(model.context(each), len(each.tokens) - 1, [each.tokens[-1]], 1)
-                        for each in sequences
-                    ]
-                )
-                for row, each in enumerate(sequences):
-                    tokens, confidences = model.verify(row, [], each)
-                    said[row][model_name].append((tokens[0], round(confidences[0], 4)))
-            for row, each in enumerate(sequences):
-                each.tokens.append(said[row]["exact"][-1][0])
-        rng = random.Random(start)
-        for prompt, models_said in zip(prompts[start : start + 16], said, strict=True):
-            models_said["useless"] = [
-                (0, round(rng.random(), 4)) for _ in range(params.max_tokens or 0)
-            ]
-            texts.append(Text(prompt, models_said))
-        for each in sequences:
-            for model in models.values():
-                model.release(each)
-    exact = target.bytes_per_forward
-    bf16 = target.bf16_bytes_per_forward
-    read = {each: model.bytes_per_forward / exact for each, model in models.items()}
-    operations = {each: model.bf16_bytes_per_forward / bf16 for each, model in models.items()}
-    return Record(
-        name,
-        params.temperature or 0.0,
-        read | {"useless": 0.05},
-        operations | {"useless": 0.05},
-        texts,
-    )
+# --- Commands ------------------------------------------------------------------------------------
 
 
 def record(options: argparse.Namespace) -> None:
@@ -368,16 +292,6 @@ def record(options: argparse.Namespace) -> None:
             asdict(recorded(llm.model, small, Path(options.model).stem, prompts, params))
         )
     options.output.write_text(json.dumps(records))
-
-
-# --- Replaying -----------------------------------------------------------------------------------
-
-
-def read_records(path: Path) -> list[Record]:
-    return [
-        Record(**{**each, "texts": [Text(**text) for text in each["texts"]]})
-        for each in json.loads(path.read_text())
-    ]
 
 
 def mean(speeds: SequenceOf[float]) -> float:
