@@ -79,6 +79,22 @@ def test_a_small_model_reads_a_known_beginning_once(
     assert turn.tokens[: len(first.tokens)] == first.tokens[:]
 
 
+def test_a_prompt_of_several_sequences_is_read_once(
+    directory: Path, model: Model, rng: np.random.Generator
+) -> None:
+    drafted = Drafted(model, directory, Precision.EXACT)
+    prompt = random_text(rng, TARGET.vocab, PROMPT)
+    sequences = [new_sequence(prompt) for _ in range(4)]
+    for _ in range(6):
+        steps = drafted.level.advance([DraftRequest(each, 8) for each in sequences])
+        for each, step in zip(sequences, steps, strict=True):
+            each.tokens.extend(step.tokens)
+    assert drafted.small.stats.rows < 2 * PROMPT
+    assert all(drafted.small.num_unread(each) < 16 for each in sequences)
+    for each in sequences:
+        drafted.level.release(each)
+
+
 def test_pages_are_shared_only_within_a_salt_and_where_it_is_allowed(
     directory: Path, model: Model, rng: np.random.Generator
 ) -> None:

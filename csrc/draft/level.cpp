@@ -15,6 +15,14 @@ constexpr int64_t kLeastTokens = 16, kFirstTokens = 64;
 constexpr double kRecent = 0.1;          // weight of the newest text in the usual length
 constexpr int64_t kComparedTokens = 10;  // the most by which a choice compares its drafters
 
+// Whether one sequence may adopt the first page of the other.
+bool begin_alike(const Sequence& a, const Sequence& b) {
+  const auto page = static_cast<size_t>(kPagePositions);
+  return a.reuses_prefixes && b.reuses_prefixes && a.cache_salt == b.cache_salt &&
+         std::min(a.tokens.size(), b.tokens.size()) > page &&
+         std::equal(a.tokens.begin(), a.tokens.begin() + kPagePositions, b.tokens.begin());
+}
+
 }  // namespace
 
 void LevelStats::count(size_t drafted_now, size_t accepted_now) {
@@ -72,8 +80,9 @@ std::vector<Proposal> Level::propose(std::span<const DraftRequest> requests) {
     drafts.back().lag = lag(*request.sequence, *context);
   }
   return propose_in_rounds(std::move(drafts), [this](std::span<Draft* const> all) {
-    const std::vector<Draft*> going =
+    std::vector<Draft*> going =
         length_ ? std::vector(all.begin(), all.end()) : policy_.select(priced(all));
+    drop_waiting(going);
     if (going.empty()) return;
     try {
       extend(going);
@@ -134,7 +143,7 @@ std::vector<Priced> Level::priced(std::span<Draft* const> drafts) {
 }
 
 int64_t Level::longest(const DraftRequest& request) {
-  if (!known_.contains(request.sequence->key)) model_.adopt_prefix(request.sequence);
+  model_.adopt_prefix(request.sequence);  // others may have published pages since the last time
   if (!knows(*request.sequence)) return 0;
   const int64_t room = model_.max_positions() - std::ssize(request.sequence->tokens);
   return std::min({request.at_most, length_.value_or(kLongestProposal), room});
@@ -175,6 +184,30 @@ void Level::limit_reading(std::span<DraftRequest> requests) {
     const int64_t start = start_of(sequence, *model_.context(request.sequence));
     if (start < sequence.prompt_length - 1) request.reads = tokens_within(seconds, start);
   }
+}
+
+// Of sequences that begin alike, and of whose prompts nothing is read yet, one reads: the others
+// wait, and adopt its pages.
+void Level::drop_waiting(std::vector<Draft*>& drafts) const {
+  if (std::ranges::none_of(drafts, [](const Draft* draft) { return draft->lag > kPagePositions; }))
+    return;
+  std::vector<const Sequence*> reading;
+  const auto start = [this](const Draft* draft) {
+    const auto& sequence = draft->request.sequence;
+    return start_of(*sequence, *model_.context(sequence));
+  };
+  // Those that have begun to read come first.
+  for (const Draft* draft : drafts)
+    if (draft->lag > kPagePositions && start(draft) > 0)
+      reading.push_back(draft->request.sequence.get());
+  std::erase_if(drafts, [&](const Draft* draft) {
+    if (draft->lag <= kPagePositions || start(draft) > 0) return false;
+    const Sequence& own = *draft->request.sequence;
+    const bool waits = std::ranges::any_of(
+        reading, [&](const Sequence* other) { return begin_alike(own, *other); });
+    if (!waits) reading.push_back(&own);
+    return waits;
+  });
 }
 
 // A round: extends each draft by the tokens that this level makes in one forward.

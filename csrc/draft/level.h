@@ -92,6 +92,7 @@ class Level : public Drafter {
   // to different sizes, and a model may use the padding.
   bool knows(const Sequence& sequence);
   void limit_reading(std::span<DraftRequest> requests);
+  void drop_waiting(std::vector<Draft*>& drafts) const;
   void extend(std::span<Draft* const> drafts);
 
   std::vector<Reading> readings_of(std::span<const DraftRequest> requests);
