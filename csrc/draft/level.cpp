@@ -8,20 +8,8 @@
 namespace specqd {
 namespace {
 
-// A drafter that has a prompt to read reads it in parts of so many seconds, one a round.
-constexpr double kReadingSeconds = 0.25;
-// Tokens of a part: fewer would read the weights too often; the first part of an unmeasured level.
-constexpr int64_t kLeastTokens = 16, kFirstTokens = 64;
 constexpr double kRecent = 0.1;          // weight of the newest text in the usual length
 constexpr int64_t kComparedTokens = 10;  // the most by which a choice compares its drafters
-
-// Whether one sequence may adopt the first page of the other.
-bool begin_alike(const Sequence& a, const Sequence& b) {
-  const auto page = static_cast<size_t>(kPagePositions);
-  return a.reuses_prefixes && b.reuses_prefixes && a.cache_salt == b.cache_salt &&
-         std::min(a.tokens.size(), b.tokens.size()) > page &&
-         std::equal(a.tokens.begin(), a.tokens.begin() + kPagePositions, b.tokens.begin());
-}
 
 }  // namespace
 
@@ -41,6 +29,7 @@ Level::Level(LevelModel& model, Drafter& drafter, std::optional<int64_t> length,
       drafter_(&drafter),
       length_(length),
       clock_(std::move(clock)),
+      reading_(model, costs_),
       policy_(costs_.forwards) {}
 
 void Level::release(const std::shared_ptr<Sequence>& sequence) {
@@ -77,12 +66,12 @@ std::vector<Proposal> Level::propose(std::span<const DraftRequest> requests) {
     drafts.emplace_back(request, longest(request));
     const std::shared_ptr<Context> context = model_.context(request.sequence);
     context->begin(request.sequence->tokens.size());
-    drafts.back().lag = lag(*request.sequence, *context);
+    drafts.back().lag = reading_.lag(*request.sequence, *context);
   }
   return propose_in_rounds(std::move(drafts), [this](std::span<Draft* const> all) {
     std::vector<Draft*> going =
         length_ ? std::vector(all.begin(), all.end()) : policy_.select(priced(all));
-    drop_waiting(going);
+    reading_.drop_waiting(going);
     if (going.empty()) return;
     try {
       extend(going);
@@ -98,7 +87,7 @@ std::vector<Value> Level::values(std::span<const DraftRequest> requests) {
   std::vector<Draft*> all;
   for (const DraftRequest& request : requests) {
     drafts.emplace_back(request, longest(request));
-    drafts.back().lag = lag(*request.sequence, *model_.context(request.sequence));
+    drafts.back().lag = reading_.lag(*request.sequence, *model_.context(request.sequence));
     all.push_back(&drafts.back());
   }
   std::vector<Value> values;
@@ -149,22 +138,6 @@ int64_t Level::longest(const DraftRequest& request) {
   return std::min({request.at_most, length_.value_or(kLongestProposal), room});
 }
 
-int64_t Level::num_unread(const std::shared_ptr<Sequence>& sequence) {
-  return std::ssize(sequence->tokens) - 1 - start_of(*sequence, *model_.context(sequence));
-}
-
-// The last token is always read again: its logits are needed.
-int64_t Level::start_of(const Sequence& sequence, Context& context) const {
-  const size_t held = context.match(sequence.tokens, sequence.num_accepted());
-  return static_cast<int64_t>(
-      model_.resumable(context, std::min(held, sequence.tokens.size() - 1)));
-}
-
-int64_t Level::lag(const Sequence& sequence, Context& context) const {
-  return context.follows_exact() ? 0
-                                 : std::ssize(sequence.tokens) - 1 - start_of(sequence, context);
-}
-
 bool Level::knows(const Sequence& sequence) {
   size_t& known = known_[sequence.key];
   const auto first = sequence.tokens.begin() + static_cast<std::ptrdiff_t>(known);
@@ -175,52 +148,18 @@ bool Level::knows(const Sequence& sequence) {
   return unknown == sequence.tokens.end();
 }
 
-// A prompt that this level has not read yet must not delay its verifier: until it is read in
-// parts, nothing is proposed.
-void Level::limit_reading(std::span<DraftRequest> requests) {
-  const double seconds = kReadingSeconds / static_cast<double>(requests.size());
-  for (DraftRequest& request : requests) {
-    const Sequence& sequence = *request.sequence;
-    const int64_t start = start_of(sequence, *model_.context(request.sequence));
-    if (start < sequence.prompt_length - 1) request.reads = tokens_within(seconds, start);
-  }
-}
-
-// Of sequences that begin alike, and of whose prompts nothing is read yet, one reads: the others
-// wait, and adopt its pages.
-void Level::drop_waiting(std::vector<Draft*>& drafts) const {
-  if (std::ranges::none_of(drafts, [](const Draft* draft) { return draft->lag > kPagePositions; }))
-    return;
-  std::vector<const Sequence*> reading;
-  const auto start = [this](const Draft* draft) {
-    const auto& sequence = draft->request.sequence;
-    return start_of(*sequence, *model_.context(sequence));
-  };
-  // Those that have begun to read come first.
-  for (const Draft* draft : drafts)
-    if (draft->lag > kPagePositions && start(draft) > 0)
-      reading.push_back(draft->request.sequence.get());
-  std::erase_if(drafts, [&](const Draft* draft) {
-    if (draft->lag <= kPagePositions || start(draft) > 0) return false;
-    const Sequence& own = *draft->request.sequence;
-    const bool waits = std::ranges::any_of(
-        reading, [&](const Sequence* other) { return begin_alike(own, *other); });
-    if (!waits) reading.push_back(&own);
-    return waits;
-  });
-}
-
 // A round: extends each draft by the tokens that this level makes in one forward.
 void Level::extend(std::span<Draft* const> drafts) {
   const double begun = clock_();
   size_t made = 0;
   std::vector<DraftRequest> requests = rests_of(drafts);
-  limit_reading(requests);
+  reading_.limit(requests);
   std::vector<Proposal> steps = advance(requests);
   for (size_t i = 0; i < drafts.size(); ++i) {
     made += steps[i].tokens.size();
-    drafts[i]->lag =
-        steps[i].is_empty() ? lag(*requests[i].sequence, *model_.context(requests[i].sequence)) : 0;
+    drafts[i]->lag = steps[i].is_empty() ? reading_.lag(*requests[i].sequence,
+                                                        *model_.context(requests[i].sequence))
+                                         : 0;
     steps[i].reached = 1.0;
     for (const double stated : steps[i].confidences)
       steps[i].reached *= policy_.acceptance.own.probability(stated);
@@ -309,7 +248,7 @@ std::vector<Level::Reading> Level::readings_of(std::span<const DraftRequest> req
   for (const DraftRequest& request : requests) {
     const Sequence& sequence = *request.sequence;
     std::shared_ptr<Context> context = model_.context(request.sequence);
-    const int64_t start = start_of(sequence, *context);
+    const int64_t start = reading_.start_of(sequence, *context);
     const int64_t all = std::ssize(sequence.tokens), unread = all - 1 - start;
     const bool is_last = request.reads >= unread;
     const bool is_prompt =
@@ -355,11 +294,6 @@ void Level::learn(std::span<const Reading> readings, int64_t rows, double second
     positions += static_cast<double>(reading.end - reading.start) *
                  static_cast<double>(reading.start + reading.end) / 2.0;
   costs_.add_reading(rows, positions, seconds);
-}
-
-int64_t Level::tokens_within(double seconds, int64_t position) const {
-  const int64_t within = costs_.tokens_within(seconds, position).value_or(kFirstTokens);
-  return std::min(std::max(within, kLeastTokens), model_.max_rows());
 }
 
 // The requests to the drafter. None is made for a prompt that is not read yet.

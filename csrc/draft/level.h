@@ -13,6 +13,7 @@
 #include "decode/forward.h"
 #include "draft/drafter.h"
 #include "draft/level_costs.h"
+#include "draft/level_reading.h"
 #include "draft/policy.h"
 
 namespace specqd {
@@ -56,10 +57,12 @@ class Level : public Drafter {
   // for are those before the result's row.
   std::vector<Proposal> advance(std::span<const DraftRequest> requests);
   // The tokens before the last one that this model's cache does not hold.
-  int64_t num_unread(const std::shared_ptr<Sequence>& sequence);
-  // The tokens from `position` on that a forward reads in so many seconds; at least 16, and at most
-  // the model's rows.
-  int64_t tokens_within(double seconds, int64_t position) const;
+  int64_t num_unread(const std::shared_ptr<Sequence>& sequence) {
+    return reading_.num_unread(sequence);
+  }
+  int64_t tokens_within(double seconds, int64_t position) const {
+    return reading_.tokens_within(seconds, position);
+  }
   double seconds_per_token(size_t count) { return costs_.seconds_per_token(count); }
 
   // Drafts: continues each sequence by the tokens that this level would sample itself, as far as
@@ -84,15 +87,9 @@ class Level : public Drafter {
   int64_t longest(const DraftRequest& request);
   // What the next token of each draft takes in a round of all of them.
   std::vector<Priced> priced(std::span<Draft* const> drafts);
-  // The first token that a forward of the sequence reads: the last one, or one before it.
-  int64_t start_of(const Sequence& sequence, Context& context) const;
-  // Tokens before the last one that this level, as a drafter, must read first.
-  int64_t lag(const Sequence& sequence, Context& context) const;
   // Whether the model has all tokens of the sequence: vocabularies of one tokenizer may be padded
   // to different sizes, and a model may use the padding.
   bool knows(const Sequence& sequence);
-  void limit_reading(std::span<DraftRequest> requests);
-  void drop_waiting(std::vector<Draft*>& drafts) const;
   void extend(std::span<Draft* const> drafts);
 
   std::vector<Reading> readings_of(std::span<const DraftRequest> requests);
@@ -117,6 +114,7 @@ class Level : public Drafter {
   std::optional<int64_t> length_;
   Clock clock_;
   LevelCosts costs_;
+  LevelReading reading_;
   DraftPolicy policy_;           // of rounds as a drafter
   double usual_tokens_ = 256.0;  // of texts that ended, without their prompts
   bool is_measured_ = false;

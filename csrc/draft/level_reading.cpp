@@ -1,0 +1,79 @@
+#include "draft/level_reading.h"
+
+#include <algorithm>
+
+namespace specqd {
+namespace {
+
+// A drafter that has a prompt to read reads it in parts of so many seconds, one a round.
+constexpr double kReadingSeconds = 0.25;
+// Tokens of a part: fewer would read the weights too often; the first part of an unmeasured level.
+constexpr int64_t kLeastTokens = 16, kFirstTokens = 64;
+
+// Whether one sequence may adopt the first page of the other.
+bool begin_alike(const Sequence& a, const Sequence& b) {
+  const auto page = static_cast<size_t>(kPagePositions);
+  return a.reuses_prefixes && b.reuses_prefixes && a.cache_salt == b.cache_salt &&
+         std::min(a.tokens.size(), b.tokens.size()) > page &&
+         std::equal(a.tokens.begin(), a.tokens.begin() + kPagePositions, b.tokens.begin());
+}
+
+}  // namespace
+
+int64_t LevelReading::num_unread(const std::shared_ptr<Sequence>& sequence) const {
+  return std::ssize(sequence->tokens) - 1 - start_of(*sequence, *model_.context(sequence));
+}
+
+// The last token is always read again: its logits are needed.
+int64_t LevelReading::start_of(const Sequence& sequence, Context& context) const {
+  const size_t held = context.match(sequence.tokens, sequence.num_accepted());
+  return static_cast<int64_t>(
+      model_.resumable(context, std::min(held, sequence.tokens.size() - 1)));
+}
+
+int64_t LevelReading::lag(const Sequence& sequence, Context& context) const {
+  return context.follows_exact() ? 0
+                                 : std::ssize(sequence.tokens) - 1 - start_of(sequence, context);
+}
+
+int64_t LevelReading::tokens_within(double seconds, int64_t position) const {
+  const int64_t within = costs_.tokens_within(seconds, position).value_or(kFirstTokens);
+  return std::min(std::max(within, kLeastTokens), model_.max_rows());
+}
+
+// A prompt that this level has not read yet must not delay its verifier: until it is read in
+// parts, nothing is proposed.
+void LevelReading::limit(std::span<DraftRequest> requests) const {
+  const double seconds = kReadingSeconds / static_cast<double>(requests.size());
+  for (DraftRequest& request : requests) {
+    const Sequence& sequence = *request.sequence;
+    const int64_t start = start_of(sequence, *model_.context(request.sequence));
+    if (start < sequence.prompt_length - 1) request.reads = tokens_within(seconds, start);
+  }
+}
+
+// Of sequences that begin alike, and of whose prompts nothing is read yet, one reads: the others
+// wait, and adopt its pages.
+void LevelReading::drop_waiting(std::vector<Draft*>& drafts) const {
+  if (std::ranges::none_of(drafts, [](const Draft* draft) { return draft->lag > kPagePositions; }))
+    return;
+  std::vector<const Sequence*> reading;
+  const auto start = [this](const Draft* draft) {
+    const auto& sequence = draft->request.sequence;
+    return start_of(*sequence, *model_.context(sequence));
+  };
+  // Those that have begun to read come first.
+  for (const Draft* draft : drafts)
+    if (draft->lag > kPagePositions && start(draft) > 0)
+      reading.push_back(draft->request.sequence.get());
+  std::erase_if(drafts, [&](const Draft* draft) {
+    if (draft->lag <= kPagePositions || start(draft) > 0) return false;
+    const Sequence& own = *draft->request.sequence;
+    const bool waits = std::ranges::any_of(
+        reading, [&](const Sequence* other) { return begin_alike(own, *other); });
+    if (!waits) reading.push_back(&own);
+    return waits;
+  });
+}
+
+}  // namespace specqd
