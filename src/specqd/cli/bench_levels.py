@@ -10,7 +10,7 @@ import click
 
 from specqd.cli.agreement import agreement_lines, measure_agreement
 from specqd.cli.command import Command
-from specqd.cli.draft_options import Drafting
+from specqd.cli.draft_options import Drafting, small_options
 from specqd.cli.opening import open_llm
 from specqd.cli.options import (
     MODEL_IS,
@@ -129,14 +129,11 @@ def plan_options(
 @option(
     "--chain",
     "chains",
-    excludes=("small",),
     multiple=True,
     metavar="DRAFTS",
     help='Values for --draft, outermost level first, such as "fp4 ngram". May repeat.',
 )
-@option(
-    "--small", metavar="MODEL", help="A small draft model for the default chains, and for auto."
-)
+@small_options("chains", "A smaller model for the default chains, and for auto.")
 @plan_options(20, (0.0, 0.8))
 def levels(model: str | None, chains: tuple[str, ...], small: str | None, plan: Plan) -> None:
     """Time chains of drafts against plain decoding, and check that all tokens are equal.
@@ -157,8 +154,8 @@ def levels(model: str | None, chains: tuple[str, ...], small: str | None, plan: 
     from specqd.bench.levels import PLAIN, chain_to_open, default_chains, make_arms, words_of
 
     prompts = plan.prompts()
-    compared = chains or default_chains(small)
-    opened = Drafting(tuple(words_of(chain_to_open(compared))), small or "auto")
+    compared = chains or default_chains(None if small == "auto" else small)
+    opened = Drafting(tuple(words_of(chain_to_open(compared))), small)
     plain = open_llm(model, opened, plan.machine).with_draft(PLAIN)
     with ProgressBar("Loading drafts") as bar:
         arms = make_arms(plain, compared, bar)

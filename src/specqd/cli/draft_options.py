@@ -29,10 +29,8 @@ def draft_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """--draft, --small and --no-small, as the one argument `draft`."""
 
     @wraps(command)
-    def with_draft(
-        *, draft: tuple[str, ...], small: str | None, no_small: bool, **others: Any
-    ) -> Any:
-        return command(draft=Drafting(draft, None if no_small else small or "auto"), **others)
+    def with_draft(*, draft: tuple[str, ...], small: str | None, **others: Any) -> Any:
+        return command(draft=Drafting(draft, small), **others)
 
     chain = option(
         "--draft",
@@ -49,17 +47,37 @@ def draft_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "layer), ngram[:FILE]; A|B for two side by side; :k=N at the end fixes the draft length. "
         "Changes the speed, never the text.",
     )
-    small = option(
-        "--small",
-        excludes=("draft",),
-        metavar="MODEL",
-        help="A smaller model with the same tokens, which auto adds to the drafts. Default: the "
-        "one that `specqd models` lists; it is fetched with the model.",
+    return chain(
+        small_options(
+            "draft", "A smaller model with the same tokens, which auto adds to the drafts."
+        )(with_draft)
     )
-    no_small = option(
-        "--no-small",
-        excludes=("small",),
-        is_flag=True,
-        help="Draft without a small model, and fetch none.",
-    )
-    return chain(small(no_small(with_draft)))
+
+
+def small_options(
+    excluded: str, help_text: str
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """--small and --no-small, as the one argument `small` of a Drafting. A small model that is
+    named cannot be given with the option `excluded`."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def with_small(*, small: str | None, no_small: bool, **others: Any) -> Any:
+            return command(small=None if no_small else small or "auto", **others)
+
+        named = option(
+            "--small",
+            excludes=(excluded,),
+            metavar="MODEL",
+            help=f"{help_text} Default: the one that `specqd models` lists; it is fetched with the "
+            "model.",
+        )
+        none = option(
+            "--no-small",
+            excludes=("small",),
+            is_flag=True,
+            help="Draft without a small model, and fetch none.",
+        )
+        return named(none(with_small))
+
+    return decorate
