@@ -147,6 +147,8 @@ def test_texts_under_drafters_are_those_of_plain_decoding(
     if preempts:
         preempt_at_random(drafted.engine, np.random.default_rng(seed), monkeypatch)
     assert texts(drafted, np.random.default_rng(seed), TARGET.vocab, temperature) == wanted
+    if any("|" in word or word == "auto" for word in words):
+        return  # the fastest of several drafters is asked, on some machines never this one
     drafters = [m for m in drafted.engine.level.levels if isinstance(m, BlockDrafter)]
     assert sum(each.stats.forwards for each in drafters) > 0
 
