@@ -107,7 +107,7 @@ class Teacher:
 class Drafter:
     """A drafter that learns: many blocks of each text at once."""
 
-    def __init__(self, teacher: Teacher, mask: int, earlier: Path | None) -> None:
+    def __init__(self, teacher: Teacher, mask: int, earlier: dict[str, Tensor]) -> None:
         self.config, self.mask = teacher.config, mask
         theirs = teacher.weights
         self.embedding = theirs["model.embed_tokens.weight"]
@@ -122,8 +122,7 @@ class Drafter:
             at = f"model.layers.{layer}."
             found = [name for name in theirs if name.startswith(at)]
             self.w |= {f"layers.{layer}.{name.removeprefix(at)}": theirs[name] for name in found}
-        if earlier is not None:
-            self.w = {name: tensor.float() for name, tensor in load_file(earlier).items()}
+        self.w |= {name: tensor.float() for name, tensor in earlier.items()}
         self.w = {name: tensor.clone().requires_grad_() for name, tensor in self.w.items()}
 
     def norm(self, x: Tensor, name: str) -> Tensor:
@@ -317,8 +316,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4, help="texts of a step")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    earlier = args.out / "model.safetensors"
-    if earlier.exists():
+    path = args.out / "model.safetensors"
+    earlier = load_file(path) if path.exists() else {}
+    if earlier:
         torch.seed()  # other texts and places than the last time
     else:
         torch.manual_seed(0)
@@ -326,9 +326,7 @@ def main() -> None:
     texts, teacher = Texts.read(args.model), Teacher(args.model, faster_dtype())
     prompts = (json.dumps({"prompt": prompt}) + "\n" for prompt in texts.prompts)
     (args.out / "prompts.jsonl").write_text("".join(prompts))
-    drafter = Drafter(
-        teacher, texts.unused(teacher.config.vocab_size), earlier if earlier.exists() else None
-    )
+    drafter = Drafter(teacher, texts.unused(teacher.config.vocab_size), earlier)
     print(f"{len(texts.learned)} texts to learn, {len(texts.held_out)} held out", flush=True)
     train(teacher, drafter, texts, args.out, args.batch, args.minutes)
     check(teacher, drafter, args.model, args.out, texts.held_out[0])

@@ -46,7 +46,7 @@ void bind_block_forward(nb::module_& m) {
       .def_prop_ro("block", &BlockForward::block, "The most rows of a block.")
       .def(
           "readiness",
-          [](const BoundBlocks& model, const Sequence& sequence) {
+          [](BoundBlocks& model, const Sequence& sequence) {
             const BlockForward::Readiness found = model.readiness(sequence);
             return std::tuple(found.is_ready, found.first, found.length, found.pending);
           },

@@ -60,16 +60,15 @@ void BlockForward::follow(State& state, const Sequence& sequence) {
 }
 
 void BlockForward::publish(const std::shared_ptr<Sequence>& sequence) {
-  const State* const found = states_.find(*sequence);
-  if (found == nullptr || found->source == nullptr) return;
-  State& state = states_.of(*found->context);
-  follow(state, *sequence);
-  if (state.first > 0) return;
-  const size_t exact = std::min(state.length, state.source->settled());
-  cache_->publish(state.context->slot(), sequence->accepted().first(exact), sequence->cache_salt);
+  State* const state = states_.find(*sequence);
+  if (state == nullptr || state->source == nullptr) return;
+  follow(*state, *sequence);
+  if (state->first > 0) return;
+  const size_t exact = std::min(state->length, state->source->settled());
+  cache_->publish(state->context->slot(), sequence->accepted().first(exact), sequence->cache_salt);
 }
 
-BlockForward::Readiness BlockForward::readiness(const Sequence& sequence) const {
+BlockForward::Readiness BlockForward::readiness(const Sequence& sequence) {
   const State* const found = states_.find(sequence);
   if (found == nullptr || found->source == nullptr) return {};
   const State& state = *found;

@@ -44,7 +44,7 @@ class BlockForward : public FeatureForward {
   // Finds which features have become known or have changed. The context only identifies the
   // sequence: it holds no tokens.
   std::shared_ptr<Context> context(const std::shared_ptr<Sequence>& sequence) override;
-  Readiness readiness(const Sequence& sequence) const;
+  Readiness readiness(const Sequence& sequence);
   // A block of `count` rows after the context of a sequence; all but the first get logits.
   Rows block_rows(const std::shared_ptr<Sequence>& sequence, int64_t count);
   // From now on, samples tokens with this share of the noise of their positions; 0: the likeliest.

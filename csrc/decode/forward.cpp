@@ -152,18 +152,16 @@ int64_t ModelForward::adopt_prefix(const std::shared_ptr<Sequence>& sequence) {
   if (context.length() > 0) return 0;
   const std::span<const int32_t> accepted = sequence->accepted();
   const size_t held = attach_prefix(context.slot(), accepted, *sequence);
-  if (held == 0) return 0;
   context.record(0, accepted.first(held));
-  decoder_->output_head().partial_head().record(accepted.first(held));
   return static_cast<int64_t>(held);
 }
 
 void ModelForward::publish(const std::shared_ptr<Sequence>& sequence) {
-  const std::shared_ptr<Context> context = this->held(*sequence);
+  const std::shared_ptr<Context> context = held(*sequence);
   if (exact_ != nullptr || context == nullptr) return;
   const std::span<const int32_t> accepted = sequence->accepted();
-  const size_t held = context->match(sequence->tokens, accepted.size());
-  cache_->publish(context->slot(), accepted.first(std::min(held, accepted.size())),
+  const size_t length = context->match(sequence->tokens, accepted.size());
+  cache_->publish(context->slot(), accepted.first(std::min(length, accepted.size())),
                   sequence->cache_salt);
 }
 

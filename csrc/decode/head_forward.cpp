@@ -44,7 +44,7 @@ void HeadForward::begin(State& state, const Sequence& sequence, size_t first) {
 }
 
 // Starts with the entries that earlier sequences published for the tokens after the first one.
-void HeadForward::adopt_prefix(State& state, const Sequence& sequence) {
+void HeadForward::begin_with_prefix(State& state, const Sequence& sequence) {
   const std::span<const int32_t> tokens = sequence.accepted();
   const size_t held = attach_prefix(state.context->slot(), tokens.subspan(1), sequence);
   if (held == 0) return;
@@ -54,13 +54,12 @@ void HeadForward::adopt_prefix(State& state, const Sequence& sequence) {
 }
 
 void HeadForward::publish(const std::shared_ptr<Sequence>& sequence) {
-  const State* const found = states_.find(*sequence);
-  if (found == nullptr || found->source == nullptr) return;
-  State& state = states_.of(*found->context);
-  follow(state, *sequence);
-  const size_t exact = std::min(state.settled, state.source->settled() + 1);
-  if (state.first != 1 || exact <= 1) return;
-  cache_->publish(state.context->slot(), sequence->accepted().first(exact).subspan(1),
+  State* const state = states_.find(*sequence);
+  if (state == nullptr || state->source == nullptr) return;
+  follow(*state, *sequence);
+  const size_t exact = std::min(state->settled, state->source->settled() + 1);
+  if (state->first != 1 || exact <= 1) return;
+  cache_->publish(state->context->slot(), sequence->accepted().first(exact).subspan(1),
                   sequence->cache_salt);
 }
 
@@ -73,7 +72,7 @@ void HeadForward::follow(State& state, const Sequence& sequence) {
     state.source = source;
     state.version = log_of(*source).version();
     begin(state, sequence, 0);
-    adopt_prefix(state, sequence);
+    begin_with_prefix(state, sequence);
   }
   const FeatureLog& log = log_of(*state.source);
   Context& context = *state.context;

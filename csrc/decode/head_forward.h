@@ -65,7 +65,7 @@ class HeadForward : public FeatureForward {
 
   void follow(State& state, const Sequence& sequence);
   void begin(State& state, const Sequence& sequence, size_t first);
-  void adopt_prefix(State& state, const Sequence& sequence);
+  void begin_with_prefix(State& state, const Sequence& sequence);
   bool knows_feature(const State& state, size_t token) const;
   bool pass(std::span<Part> parts, bool recycles);
   void gather(Part& part, bool recycles);

@@ -27,7 +27,7 @@ class StateTable {
     return state;
   }
   // Null: the sequence has none.
-  const State* find(const Sequence& sequence) const {
+  State* find(const Sequence& sequence) {
     const auto found = states_.find(sequence.key);
     return found == states_.end() ? nullptr : &found->second;
   }

@@ -71,7 +71,7 @@ std::vector<Proposal> Level::propose(std::span<const DraftRequest> requests) {
   return propose_in_rounds(std::move(drafts), [this](std::span<Draft* const> all) {
     std::vector<Draft*> going =
         length_ ? std::vector(all.begin(), all.end()) : policy_.select(priced(all));
-    reading_.drop_waiting(going);
+    drop_waiting(going);
     if (going.empty()) return;
     try {
       extend(going);
@@ -217,14 +217,14 @@ std::vector<Proposal> Level::advance(std::span<const DraftRequest> requests) {
     for (const Proposal& result : results) made += result.tokens.size();
     costs_.add_round(requests.size(), made, clock_() - begun);
   }
-  show_prompts(requests, readings);
+  share_prompts(requests, readings);
   return results;
 }
 
-// Lets the drafter follow the prompts that the forward read, and other sequences share them. The
-// engine publishes those of the target, which is no drafter.
-void Level::show_prompts(std::span<const DraftRequest> requests,
-                         std::span<const Reading> readings) {
+// Lets the drafter follow the prompts that the forward read. A drafter also publishes those that
+// were read to their end; the engine does that for the target.
+void Level::share_prompts(std::span<const DraftRequest> requests,
+                          std::span<const Reading> readings) {
   std::vector<std::shared_ptr<Sequence>> read;
   for (size_t i = 0; i < requests.size(); ++i) {
     if (!readings[i].is_prompt) continue;

@@ -60,6 +60,7 @@ class Level : public Drafter {
   int64_t num_unread(const std::shared_ptr<Sequence>& sequence) {
     return reading_.num_unread(sequence);
   }
+  // LevelReading and LevelCosts describe these two.
   int64_t tokens_within(double seconds, int64_t position) const {
     return reading_.tokens_within(seconds, position);
   }
@@ -107,7 +108,7 @@ class Level : public Drafter {
   void observe(std::span<const DraftRequest> requests, std::span<const Reading> readings,
                std::span<const Proposal> proposals, std::span<const Proposal> results);
   void learn(std::span<const Reading> readings, int64_t rows, double seconds);
-  void show_prompts(std::span<const DraftRequest> requests, std::span<const Reading> readings);
+  void share_prompts(std::span<const DraftRequest> requests, std::span<const Reading> readings);
 
   LevelModel& model_;
   Drafter* drafter_;

@@ -52,26 +52,20 @@ void LevelReading::limit(std::span<DraftRequest> requests) const {
   }
 }
 
-// Of sequences that begin alike, and of whose prompts nothing is read yet, one reads: the others
-// wait, and adopt its pages.
-void LevelReading::drop_waiting(std::vector<Draft*>& drafts) const {
-  if (std::ranges::none_of(drafts, [](const Draft* draft) { return draft->lag > kPagePositions; }))
-    return;
-  std::vector<const Sequence*> reading;
-  const auto start = [this](const Draft* draft) {
-    const auto& sequence = draft->request.sequence;
-    return start_of(*sequence, *model_.context(sequence));
+void drop_waiting(std::vector<Draft*>& drafts) {
+  const auto reads_prompt = [](const Draft* draft) { return draft->lag > kPagePositions; };
+  const auto has_begun = [](const Draft* draft) {
+    return draft->lag < std::ssize(draft->request.sequence->tokens) - 1;
   };
-  // Those that have begun to read come first.
+  std::vector<const Sequence*> readers;
   for (const Draft* draft : drafts)
-    if (draft->lag > kPagePositions && start(draft) > 0)
-      reading.push_back(draft->request.sequence.get());
+    if (reads_prompt(draft) && has_begun(draft)) readers.push_back(draft->request.sequence.get());
   std::erase_if(drafts, [&](const Draft* draft) {
-    if (draft->lag <= kPagePositions || start(draft) > 0) return false;
+    if (!reads_prompt(draft) || has_begun(draft)) return false;
     const Sequence& own = *draft->request.sequence;
     const bool waits = std::ranges::any_of(
-        reading, [&](const Sequence* other) { return begin_alike(own, *other); });
-    if (!waits) reading.push_back(&own);
+        readers, [&](const Sequence* other) { return begin_alike(own, *other); });
+    if (!waits) readers.push_back(&own);
     return waits;
   });
 }

@@ -1,4 +1,4 @@
-// Which tokens a level still has to read, and which of them it reads next.
+// Tracks the tokens that a level still has to read, and decides which of them it reads next.
 //
 // Knows the contexts of a model and what its forwards cost; runs no forwards.
 #pragma once
@@ -29,12 +29,14 @@ class LevelReading {
   int64_t tokens_within(double seconds, int64_t position) const;
   // Lets a drafter read prompts in parts.
   void limit(std::span<DraftRequest> requests) const;
-  // Drops the drafts of sequences that wait for others to read their prompt.
-  void drop_waiting(std::vector<Draft*>& drafts) const;
 
  private:
   LevelModel& model_;
   const LevelCosts& costs_;
 };
+
+// Drops the drafts of sequences that wait. If several sequences begin with the same page and have
+// read nothing, one of them reads its prompt; the others wait until they can adopt its pages.
+void drop_waiting(std::vector<Draft*>& drafts);
 
 }  // namespace specqd

@@ -108,7 +108,7 @@ class KvCache {
 
   int create();
   void release(int sequence);
-  void release_pages(int sequence);  // it becomes empty
+  void release_pages(int sequence);  // the sequence becomes empty; its states stay
   // Creates a sequence that shares all pages up to `length`; a shared page is copied before a
   // write. It shares the states too, unless no states are free: then it has none.
   int fork(int sequence, int64_t length);

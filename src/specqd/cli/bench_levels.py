@@ -133,7 +133,10 @@ def plan_options(
     metavar="DRAFTS",
     help='Values for --draft, outermost level first, such as "fp4 ngram". May repeat.',
 )
-@small_options("chains", "A smaller model for the default chains, and for auto.")
+@small_options(
+    "chains",
+    "A smaller model for auto; the default chains also have it alone and below fp4 if it is named.",
+)
 @plan_options(20, (0.0, 0.8))
 def levels(model: str | None, chains: tuple[str, ...], small: str | None, plan: Plan) -> None:
     """Time chains of drafts against plain decoding, and check that all tokens are equal.

@@ -111,7 +111,7 @@ class Scheduler:
         """Lets a sequence start from cached pages; returns the number of positions that another
         request had cached."""
         leader, model = generation.leader, self._model
-        generation.sequence.reuses_prefixes = self.reuses_prefixes  # by drafters
+        generation.sequence.reuses_prefixes = self.reuses_prefixes  # for its drafters
         if leader is not None and leader in self.running and generation.count == 0:
             model.fork(leader.sequence, generation.sequence)
         elif self.reuses_prefixes and generation.is_prompt_scored:

@@ -204,7 +204,9 @@ class Model(_native.ModelForward):
         number of positions."""
         if self.prompt_store is not None:
             self.prompt_store.restore(sequence)
-        return super().adopt_prefix(sequence)
+        held = super().adopt_prefix(sequence)
+        self.decoder.partial_head.record(sequence.tokens[:held])
+        return held
 
     def fork(self, sequence: Sequence, other: Sequence) -> None:
         """Shares the cached pages of `sequence` with `other`, which begins with the same tokens.
