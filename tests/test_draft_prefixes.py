@@ -8,9 +8,13 @@ import pytest
 
 from specqd import LLM
 from specqd._native import DraftRequest, Level, NoDraft, Rows, Sequence
+from specqd.formats.fp4 import DraftFormat
 from specqd.model.dflash import BlockHead
-from specqd.model.heads import Head
+from specqd.model.heads import Head, keep_prompts
 from specqd.model.model import Machine, Model, Precision
+from specqd.model.prompt_files import PromptFiles
+from specqd.model.prompt_store import PromptStore
+from specqd.model.prompt_writer import PromptWriter
 from specqd.sampling import SamplingParams as Sampling
 from support.dflash_cases import SHAPES, TARGET, Case, block, new_sequence, open_case, read
 from support.head_texts import Text, random_text
@@ -223,6 +227,71 @@ def test_pairs_after_an_adopted_prefix_have_the_bits_of_fresh_ones(
         assert head.context(text.sequence).length == 1 + 192
         assert np.array_equal(text.forward(), wanted[192:])
         end(model, head, text.sequence)
+
+
+# --- Restarts -------------------------------------------------------------------------------------
+
+
+def keep(case: Case, kept: Path) -> PromptWriter:
+    writer = PromptWriter(PromptFiles(kept))
+    case.model.keep_prompts(writer)
+    keep_prompts(case.head, case.model, DraftFormat.FP4)
+    return writer
+
+
+@pytest.mark.parametrize("shape", ["small", "windows", "yarn"])
+def test_blocks_have_the_same_bits_after_a_restart(
+    tmp_path: Path, shape: str, rng: np.random.Generator, seed: int
+) -> None:
+    tokens = random_text(rng, TARGET.vocab, PROMPT)
+    first = open_case(tmp_path, SHAPES[shape], seed)
+    writer = keep(first, tmp_path / "kept")
+    before = new_sequence(tokens)
+    read(first.model, before)
+    wanted = block(first.head, before, 8)
+    end(first.model, first.head, before)
+    writer.flush()
+    second = open_case(tmp_path, SHAPES[shape], seed)
+    keep(second, tmp_path / "kept")
+    sequence = adopt(second.model, tokens)
+    assert np.array_equal(block(second.head, sequence, 8), wanted)
+    assert second.head.readiness(sequence) == (True, 0, PROMPT - 1, 0)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "target").symlink_to(tmp_path / "target")
+    other = open_case(tmp_path / "other", SHAPES[shape], seed + 1)  # another drafter of this model
+    keep(other, tmp_path / "kept")
+    sequence = adopt(other.model, tokens)
+    block(other.head, sequence, 8)
+    assert other.head.readiness(sequence)[1] == 192  # it begins where the model's pages end
+
+
+@pytest.mark.parametrize("name", ["small", "small:fp4", "head:head"])
+def test_drafters_go_on_after_a_restart(
+    directory: Path,
+    name: str,
+    tmp_path: Path,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kind, _, last = name.rpartition(":")
+    word = f"head:{directory / last}" if kind == "head" else str(directory / name)
+    load, loaded = PromptStore._load, []
+
+    def counted(store: PromptStore, slot: int, names: list[str], first: int) -> int:
+        loaded.append(load(store, slot, names, first))
+        return loaded[-1]
+
+    monkeypatch.setattr(PromptStore, "_load", counted)
+    prompt, texts, reads = random_text(rng, TARGET.vocab, PROMPT), [], []
+    params = Sampling(temperature=0.8, seed=4, max_tokens=30, ignore_eos=True)
+    for draft in ("none", word, word):
+        kept = None if draft == "none" else tmp_path / "kept"
+        with LLM(directory / "target", draft, threads=1, prompt_cache=kept) as llm:
+            texts.append(llm.generate([prompt], params)[0].completions[0].tokens)
+            reads += [level.stats.rows for level in llm.engine.level.levels[1:]]
+    assert texts[0] == texts[1] == texts[2]
+    assert loaded == [0, 0, 3, 3]  # pages of the model and of its drafter
+    assert reads[1] <= reads[0] - 192
 
 
 # --- Texts ----------------------------------------------------------------------------------------

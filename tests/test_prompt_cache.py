@@ -152,7 +152,7 @@ def test_two_processes_share_a_directory(llama: Path, kept: Path, rng: np.random
             for prompt, before in zip(prompts, expected, strict=True):
                 assert same_bits(run(llm, prompt), before)
             assert first.model.prompt_store is not None
-            first.model.prompt_store.flush()
+            first.model.prompt_store.writer.flush()
         assert second.engine.scheduler.cached_prompt_tokens == 4 * 192
     assert len(pages(kept)) == 4 * 3
 

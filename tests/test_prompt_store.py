@@ -16,12 +16,18 @@ from specqd.engine.generation import GenerationRequest
 from specqd.errors import FieldError, MachineError, SpecqdWarning
 from specqd.model import prompt_store
 from specqd.model.prompt_files import PromptFiles
+from specqd.model.prompt_store import PromptStore
 from support.cached_models import PAGE
 from support.engines import run_to_end
 from support.fixtures import a_model
 from support.kept_prompts import SHAPE, an_llm, assert_bits, pages, run, same_bits, tokens_of
 
 llama = a_model(SHAPE)
+
+
+def store_of(llm: LLM) -> PromptStore:
+    assert llm.model.prompt_store is not None
+    return llm.model.prompt_store
 
 
 @pytest.fixture
@@ -100,7 +106,7 @@ def test_copies_that_wait_are_bounded_and_the_rest_is_kept_later(
     monkeypatch.setattr(PromptFiles, "write", slow)
     with an_llm(llama, kept) as llm:
         most = 2 * llm.model.cache.page_bytes
-        monkeypatch.setattr(llm.model.prompt_store, "_most_waiting", most)
+        monkeypatch.setattr(store_of(llm).writer, "_most_waiting", most)
         run(llm, prompt)
         run(llm, prompt)
         may_write.set()
@@ -148,9 +154,7 @@ def test_a_prompt_that_waits_for_pages_is_looked_up_once(
     with an_llm(llama, kept) as llm:
         run(llm, waiting)
     with an_llm(llama, kept, cache_positions=11 * PAGE) as llm:
-        store = llm.model.prompt_store
-        assert store is not None
-        loads = []
+        store, loads = store_of(llm), []
         load = store._load
         monkeypatch.setattr(store, "_load", lambda *given: loads.append(given) or load(*given))
         params = SamplingParams(max_tokens=100, temperature=0, ignore_eos=True)
@@ -165,13 +169,12 @@ def test_sequences_that_were_looked_up_are_forgotten_in_the_end(
 ) -> None:
     monkeypatch.setattr(prompt_store, "_REMEMBERED", 2)
     with an_llm(llama, kept) as llm:
-        store = llm.model.prompt_store
-        assert store is not None
-        assert not any(store._is_looked_up(key, 100) for key in (1, 2, 3))
-        assert store._is_looked_up(3, 100)
-        assert not store._is_looked_up(2, 101)  # it was preempted, and has more tokens
-        assert not store._is_looked_up(1, 100)  # forgotten
-        assert store._is_looked_up(2, 101)
+        store = store_of(llm)
+        assert not any(store._is_looked_up(key, 4) for key in (1, 2, 3))
+        assert store._is_looked_up(3, 4)
+        assert not store._is_looked_up(2, 5)  # it was preempted, and has more tokens
+        assert not store._is_looked_up(1, 4)  # forgotten
+        assert store._is_looked_up(2, 5)
 
 
 def test_a_forked_process_keeps_prompts(llama: Path, kept: Path, rng: np.random.Generator) -> None:

@@ -233,6 +233,16 @@ void bind_forwards(nb::module_& m) {
       .def("read_partial_head", exclusively<DecoderForward>(&DecoderForward::read_partial_head),
            "From now on, forwards read only the partial output head; by default, the whole one.")
       .def(
+          "keep_pages",
+          [](DecoderForward& forward, nb::object store) {
+            forward.keep_pages(std::make_shared<PythonPageStore>(std::move(store)));
+          },
+          "store"_a,
+          "From now on, published pages of the cache are also kept in `store`, and sequences "
+          "begin\n"
+          "with those that it has kept. It has two methods, restore(key, tokens, salt) and\n"
+          "keep(slot, tokens, salt); the tokens are int32 [n].")
+      .def(
           "draft_for",
           [](DecoderForward& forward, const Decoder& target) {
             const Exclusive use(&forward, &forward.decoder(), &target);

@@ -134,6 +134,27 @@ struct PythonGrammar : Grammar {
   nb::object grammar;
 };
 
+// Its object must not refer to the forward that uses it, because no collector sees the reference.
+class PythonPageStore : public PageStore {
+ public:
+  explicit PythonPageStore(nb::object store) : store_(std::move(store)) {}
+
+  void restore(int64_t key, std::span<const int32_t> tokens, uint64_t salt) override {
+    store_.attr("restore")(key, array_of(tokens), salt);
+  }
+  void keep(int slot, std::span<const int32_t> tokens, uint64_t salt) override {
+    store_.attr("keep")(slot, array_of(tokens), salt);
+  }
+
+ private:
+  static nb::object array_of(std::span<const int32_t> tokens) {
+    const nb::ndarray<nb::numpy, const int32_t, nb::ndim<1>> view(tokens.data(), {tokens.size()});
+    return nb::cast(view, nb::rv_policy::copy);
+  }
+
+  nb::object store_;
+};
+
 // Slots for Python's garbage collector, because the Python objects that a bound class holds may
 // refer to it. Its each_object(f) calls f for each of them.
 template <class Holder>

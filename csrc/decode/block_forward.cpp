@@ -65,7 +65,7 @@ void BlockForward::publish(const std::shared_ptr<Sequence>& sequence) {
   follow(*state, *sequence);
   if (state->first > 0) return;
   const size_t exact = std::min(state->length, state->source->settled());
-  cache_->publish(state->context->slot(), sequence->accepted().first(exact), sequence->cache_salt);
+  publish_pages(state->context->slot(), sequence->accepted().first(exact), *sequence);
 }
 
 BlockForward::Readiness BlockForward::readiness(const Sequence& sequence) {

@@ -42,7 +42,14 @@ void check_rows(const Decoder& decoder, const KvCache& cache, std::span<const in
 size_t DecoderForward::attach_prefix(int slot, std::span<const int32_t> tokens,
                                      const Sequence& sequence) {
   if (!sequence.reuses_prefixes || cache_->has_page(slot, 0)) return 0;
+  if (store_ != nullptr) store_->restore(sequence.key, tokens, sequence.cache_salt);
   return static_cast<size_t>(cache_->attach_prefix(slot, tokens, sequence.cache_salt));
+}
+
+void DecoderForward::publish_pages(int slot, std::span<const int32_t> tokens,
+                                   const Sequence& sequence) {
+  cache_->publish(slot, tokens, sequence.cache_salt);
+  if (store_ != nullptr) store_->keep(slot, tokens, sequence.cache_salt);
 }
 
 void DecoderForward::run_forward(const std::function<void()>& work) {
@@ -161,8 +168,7 @@ void ModelForward::publish(const std::shared_ptr<Sequence>& sequence) {
   if (exact_ != nullptr || context == nullptr) return;
   const std::span<const int32_t> accepted = sequence->accepted();
   const size_t length = context->match(sequence->tokens, accepted.size());
-  cache_->publish(context->slot(), accepted.first(std::min(length, accepted.size())),
-                  sequence->cache_salt);
+  publish_pages(context->slot(), accepted.first(std::min(length, accepted.size())), *sequence);
 }
 
 void ModelForward::forward(std::span<const Rows> batch) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "decode/context.h"
+#include "decode/page_store.h"
 #include "decode/sequence.h"
 #include "model/decoder.h"
 #include "model/kv_cache.h"
@@ -94,6 +95,10 @@ class DecoderForward : public LevelModel {
   ScoredTokens verify(int64_t row, std::span<const int32_t> proposal,
                       const std::shared_ptr<Sequence>& sequence) override;
 
+  // From now on, published pages of the cache are also kept in `store`, and sequences begin with
+  // those that it has kept.
+  void keep_pages(std::shared_ptr<PageStore> store) { store_ = std::move(store); }
+
   // A row of logits of the last forward, [vocabulary]. Valid until the next call.
   virtual std::span<const float> logits(int64_t row) { return decoder_->logits(row); }
   virtual int64_t logit_rows() const { return decoder_->logit_rows(); }
@@ -111,6 +116,8 @@ class DecoderForward : public LevelModel {
   // Begins an empty slot of the cache with the published pages of these tokens, if the sequence may
   // have them. Returns the number of positions.
   size_t attach_prefix(int slot, std::span<const int32_t> tokens, const Sequence& sequence);
+  // Offers the full pages of a slot that holds these tokens to later sequences.
+  void publish_pages(int slot, std::span<const int32_t> tokens, const Sequence& sequence);
   // Runs a forward of the decoder and counts the bytes that it reads.
   void run_forward(const std::function<void()>& work);
 
@@ -122,6 +129,7 @@ class DecoderForward : public LevelModel {
   std::vector<ForwardRows> rows_;
 
  private:
+  std::shared_ptr<PageStore> store_;
   size_t bytes_read_ = 0, cache_bytes_read_ = 0, whole_cache_bytes_ = 0;
 };
 

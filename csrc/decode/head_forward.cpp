@@ -59,8 +59,7 @@ void HeadForward::publish(const std::shared_ptr<Sequence>& sequence) {
   follow(*state, *sequence);
   const size_t exact = std::min(state->settled, state->source->settled() + 1);
   if (state->first != 1 || exact <= 1) return;
-  cache_->publish(state->context->slot(), sequence->accepted().first(exact).subspan(1),
-                  sequence->cache_salt);
+  publish_pages(state->context->slot(), sequence->accepted().first(exact).subspan(1), *sequence);
 }
 
 // Forgets entries whose features have become known or have changed since they were made, and those

@@ -643,6 +643,13 @@ class DecoderForward(LevelModel):
         From now on, forwards read only the partial output head; by default, the whole one.
         """
 
+    def keep_pages(self, store: object) -> None:
+        """
+        From now on, published pages of the cache are also kept in `store`, and sequences begin
+        with those that it has kept. It has two methods, restore(key, tokens, salt) and
+        keep(slot, tokens, salt); the tokens are int32 [n].
+        """
+
     def draft_for(self, target: Decoder) -> None:
         """
         Drafts for `target` from now on, from the part of the output head that its text suggests.

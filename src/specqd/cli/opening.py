@@ -45,7 +45,7 @@ def open_llm(
         chat_template=chat_template,
     )
     if llm.model.prompt_store is not None:
-        click.get_current_context().call_on_close(llm.model.prompt_store.flush)
+        click.get_current_context().call_on_close(llm.model.prompt_store.writer.flush)
     return llm
 
 

@@ -21,7 +21,7 @@ from specqd.model.dflash import (
     open_head,
     read_head_description,
 )
-from specqd.model.heads import Head, HeadFiles, load_head
+from specqd.model.heads import Head, HeadFiles, keep_prompts, load_head
 from specqd.model.loader import Progress
 from specqd.model.model import Model, Precision
 from specqd.model.mtp import MtpFiles, load_mtp
@@ -213,9 +213,11 @@ class Drafts:
         name = building.name(name, above_name)
         if isinstance(files, BlockFiles):
             blocks = BlockHead(files, self._heads[key], above, spec.precision)
+            keep_prompts(blocks, above, key[1])
             blocks.draft_for(self._models[self._target].decoder)
             return BlockDrafter(blocks, length=spec.length, name=name)
         head = Head(files, self._heads[key], above, spec.precision)
+        keep_prompts(head, above, key[1])
         head.draft_for(self._models[self._target].decoder)
         return Level(head, NoDraft(), length=spec.length, name=name)
 
@@ -258,6 +260,8 @@ class Drafts:
                     progress=progress,
                 )
                 target.rely_on(self._models[key])
+            if target.prompt_store is not None:
+                self._models[key].keep_prompts(target.prompt_store.writer)
         self._models[key].draft_for(self._models[self._target].decoder)
         return self._models[key]
 

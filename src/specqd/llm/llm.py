@@ -33,6 +33,7 @@ from specqd.llm.stream import Finished, OnPrompt, Stream, unchanged
 from specqd.model.loader import Progress
 from specqd.model.model import Machine, Model, Precision
 from specqd.model.prompt_files import PromptFiles
+from specqd.model.prompt_writer import PromptWriter
 from specqd.sampling import SamplingParams
 from specqd.text.tokenizer import Tokenizer
 
@@ -97,7 +98,7 @@ class LLM:
             model, draft, precision, context=context, small=small, chat_template=chat_template
         )
         kept = inputs.directory_name("prompt_cache", prompt_cache)
-        files = None if kept is None else PromptFiles(kept, prompt_cache_size)
+        writer = None if kept is None else PromptWriter(PromptFiles(kept, prompt_cache_size))
         self.directory, self.tokenizer = checked.directory, checked.tokenizer
         self.defaults = read_generation_defaults(self.directory)
         self._small, self._drafts, specs = small, checked.drafts, checked.specs
@@ -115,8 +116,8 @@ class LLM:
                 progress=progress,
             )
             _check_vocabulary(self.directory, self.tokenizer, opened)
-            if files is not None:
-                opened.keep_prompts(files)
+            if writer is not None:
+                opened.keep_prompts(writer)
             self._model: Model | None = opened
             self._engine: Engine | None = self._engine_of(specs, progress)
             eos = self._engine.eos_token_ids
@@ -146,7 +147,7 @@ class LLM:
             if self._engine is not None:
                 self._engine.end_all(self._is_closed())
             if self._model is not None and self._model.prompt_store is not None:
-                self._model.prompt_store.flush()
+                self._model.prompt_store.writer.flush()
             self._engine = self._model = None
             self._drafts.forget()
 

@@ -17,14 +17,16 @@ from specqd.config.heads import HeadConfig, read_head_config
 from specqd.config.tensor_names import TensorNames
 from specqd.errors import ConfigError, MachineError, TensorError, shown
 from specqd.formats.fp4 import DraftFormat
-from specqd.formats.safetensors import WEIGHTS, TensorDirectory
+from specqd.formats.safetensors import WEIGHTS, TensorDirectory, WeightSource
 from specqd.model.cache_size import affordable_pages
 from specqd.model.decoder_spec import decoder_spec
 from specqd.model.dry_run import tensors_read
+from specqd.model.identity import head_identity
 from specqd.model.importance import LayerInputs, MeasuredInputs
 from specqd.model.layers import LayerReader
 from specqd.model.loader import Bits, Loader, Progress
 from specqd.model.model import Model, Precision
+from specqd.model.prompt_store import PromptStore
 
 MAX_ROWS = 128  # of one forward; longer prompts take several
 _LAYERS = ("midlayer.", "layers.0.")  # SpecForge's and AngelSlim's; NVIDIA's and speculators'
@@ -34,8 +36,12 @@ _UNMEASURED = MeasuredInputs([LayerInputs()], per_layer=None, head=None)  # inpu
 
 
 class HeadInputs(Protocol):
-    """Which features of the model above a draft head reads, and which tokens it has."""
+    """Which features of the model above a draft head reads, and what it is made of."""
 
+    @property
+    def layers(self) -> DecoderConfig: ...
+    @property
+    def tensors(self) -> WeightSource | None: ...
     @property
     def taps(self) -> tuple[int, ...]: ...
     @property
@@ -49,7 +55,7 @@ class HeadFiles:
     config: HeadConfig
     tensors: TensorDirectory
     at: str  # the beginning of the names of the layer's tensors
-    layer: DecoderConfig  # a model of this layer alone
+    layers: DecoderConfig  # a model of its one layer alone
     target: DecoderConfig
     ids: tuple[int, ...]  # the target's ids of the head's tokens; empty: the same ids
 
@@ -232,7 +238,7 @@ class HeadWeights:
 
 
 def _read(loader: Loader, files: HeadFiles) -> HeadWeights:
-    config, target, at, has = files.layer, files.target, files.at, files.has
+    config, target, at, has = files.layers, files.target, files.at, files.has
     hidden, width, taps = config.hidden_size, target.hidden_size, len(files.taps)
     tap_norms, size = [f"fc_norm.{tap}" for tap in range(taps)], (target.vocab_size, hidden)
     has_each, own_head = any(map(has, tap_norms)), has("lm_head")
@@ -277,7 +283,7 @@ def load_head(
     decoder = _native.Decoder(
         pool=machine.pool,
         isa=machine.isa,
-        spec=decoder_spec(files.layer),
+        spec=decoder_spec(files.layers),
         layers=[own.layer],
         final_norm=own.final_norm,
         head=theirs.head if own.output_head is None else own.output_head,
@@ -300,6 +306,29 @@ class Head(_native.HeadForward):
         self.cache = cache_below(above, decoder)
         is_draft, taps, ids = precision is Precision.FP4, list(files.taps), list(files.ids)
         super().__init__(decoder, self.cache, is_draft, above, taps, ids)
+
+
+class AnyHead(Protocol):
+    """A draft head of any kind."""
+
+    cache: _native.KvCache
+    precision: Precision
+
+    @property
+    def files(self) -> HeadInputs: ...
+    def keep_pages(self, store: object) -> None: ...
+
+
+def keep_prompts(head: AnyHead, above: Model, draft: DraftFormat) -> None:
+    """Keeps the published pages of a draft head from now on, if those of the model above are kept.
+
+    draft: the format of the head's 4-bit weights.
+    """
+    store, files = above.prompt_store, head.files
+    if store is not None:
+        read_as, threads = f"{head.precision.value} {draft.value}", above.machine.pool.threads
+        identity = head_identity(store.identity, files.layers, read_as, files.tensors, threads)
+        head.keep_pages(PromptStore(store.writer, head.cache, identity))
 
 
 def cache_below(above: Model, decoder: _native.Decoder) -> _native.KvCache:

@@ -23,8 +23,8 @@ from specqd.model.identity import model_identity
 from specqd.model.importance import MeasuredInputs
 from specqd.model.loader import Progress
 from specqd.model.numa import make_pool
-from specqd.model.prompt_files import PromptFiles
 from specqd.model.prompt_store import PromptStore
+from specqd.model.prompt_writer import PromptWriter
 from specqd.model.weights import DecoderWeights, load_weights
 
 MAX_ROWS = 512  # of one forward, by default; longer prompts take several forwards
@@ -175,7 +175,9 @@ class Model(_native.ModelForward):
     def as_draft(self) -> "Model":
         """The same model in fp4 precision, with the same weights and cache."""
         parts = self.config, self.weights, self.decoder, self.machine, self.cache
-        return Model(*parts, Precision.FP4, exact=self)
+        draft = Model(*parts, Precision.FP4, exact=self)
+        draft.prompt_store = self.prompt_store
+        return draft
 
     @property
     def cache_positions(self) -> int:
@@ -193,17 +195,15 @@ class Model(_native.ModelForward):
             )
         )
 
-    def keep_prompts(self, files: PromptFiles) -> None:
+    def keep_prompts(self, writer: PromptWriter) -> None:
         """Keeps published pages in files from now on, and adopts prefixes from them."""
         threads, precision = self.machine.pool.threads, self.precision.value
         identity = model_identity(self.config, self.weights, precision, threads)
-        self.prompt_store = PromptStore(files, self.cache, identity)
+        self.prompt_store = PromptStore(writer, self.cache, identity)
+        self.keep_pages(self.prompt_store)
 
     def adopt_prefix(self, sequence: Sequence) -> int:
-        """Attaches cached pages of a new sequence's prompt, also those in files; returns their
-        number of positions."""
-        if self.prompt_store is not None:
-            self.prompt_store.restore(sequence)
+        """Attaches cached pages of a new sequence's prompt; returns their number of positions."""
         held = super().adopt_prefix(sequence)
         self.decoder.partial_head.record(sequence.tokens[:held])
         return held
@@ -239,14 +239,6 @@ class Model(_native.ModelForward):
         """Whether the sequence still needs states of recurrent layers."""
         cache = self.cache
         return cache.has_states and not cache.has_states_of(self.context(sequence).slot)
-
-    def publish(self, sequence: Sequence) -> None:
-        """Offers cached pages of accepted tokens to later sequences, and keeps them in files."""
-        super().publish(sequence)
-        if self.prompt_store is not None:
-            context = self.context(sequence)
-            tokens = sequence.tokens[: context.length]
-            self.prompt_store.keep(context.slot, tokens, sequence.cache_salt)
 
     def forget_unseen(self, sequence: Sequence) -> None:
         """Frees pages to which no later row attends, if every layer has a window."""

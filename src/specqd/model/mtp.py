@@ -34,12 +34,13 @@ class MtpFiles:
     """The MTP layer of a model's files, checked against the model."""
 
     directory: Path
-    layer: DecoderConfig  # a model of this layer alone
+    layers: DecoderConfig  # a model of this layer alone
     mtp: MtpConfig
     names: MtpNames
     taps: tuple[int, ...]
     count: int  # MTP layers in the files; only the first drafts
     ids: tuple[int, ...] = ()  # empty: its tokens are the model's
+    tensors: None = None  # those of the model's files
 
     @classmethod
     def open(cls, directory: Path, target: DecoderConfig) -> "MtpFiles":
@@ -167,7 +168,7 @@ def load_mtp_weights(
 ) -> MtpWeights:
     """Packs the layer, or maps it from a packed file. Raises TensorError for bad weights."""
     loader = open_loader(files.directory, pool, isa, draft, progress)
-    weights = _read(loader, files.layer, files.mtp, files.names)
+    weights = _read(loader, files.layers, files.mtp, files.names)
     files.warn_of_others()
     return weights
 
@@ -192,7 +193,7 @@ def load_mtp(files: MtpFiles, above: Model, draft: DraftFormat | None = None) ->
     return _native.Decoder(
         pool=machine.pool,
         isa=machine.isa,
-        spec=decoder_spec(files.layer),
+        spec=decoder_spec(files.layers),
         layers=[own.layer],
         final_norm=own.final_norm,
         head=theirs.head,
