@@ -2,8 +2,10 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -298,6 +300,27 @@ def test_the_table_comes_last(llm: LLM, tmp_path: Path, capsys: pytest.CaptureFi
     command = ["bench", "levels", str(llm.directory), "--prompts", str(prompts), "--threads", "1"]
     assert main([*command, "-n", "8", "--chain", "fp4:k=2"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("fp4:k=2 ")
+
+
+def test_an_interrupted_run_reports_what_was_done(
+    llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*given: Any) -> Iterator[Trial]:
+        params = given[2]
+        for number, trial in enumerate(trials(*given)):
+            if params.temperature > 0 and number == 1:
+                raise KeyboardInterrupt
+            yield trial
+
+    monkeypatch.setattr(levels, "trials", interrupted)
+    prompts, file = write_prompts(tmp_path / "p.jsonl", "ab", "cd"), tmp_path / "out.json"
+    command = ["bench", "levels", str(llm.directory), "--prompts", str(prompts), "--threads", "1"]
+    assert main([*command, "-n", "8", "--chain", "fp4:k=2", "--json", str(file)]) == 130
+    assert (
+        "temperature 0.8: equal tokens in all chains, in 1 of 2 runs\n" in capsys.readouterr().out
+    )
+    temperatures = json.loads(file.read_text())["temperatures"]
+    assert [[arm["runs"] for arm in each["arms"]] for each in temperatures] == [[2, 2], [1, 1]]
 
 
 def test_a_plot_without_matplotlib_is_refused_before_any_work(

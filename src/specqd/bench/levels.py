@@ -82,6 +82,7 @@ class Summary:
 
     name: str
     chain: str
+    runs: int
     tokens_per_s: float
     prefill_s: float
     decode_s: float
@@ -324,6 +325,7 @@ def summarised(arms: Sequence[Arm], done: Sequence[Trial]) -> list[Summary]:
             Summary(
                 arm.name,
                 arm.chain,
+                len(runs),
                 median(speeds),
                 median(run.prefill_s for run in runs),
                 median(run.decode_s for run in runs),

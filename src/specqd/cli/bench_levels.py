@@ -1,6 +1,7 @@
 """`specqd bench levels` and `specqd bench paper`: chains of drafts against plain decoding."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
@@ -29,7 +30,7 @@ from specqd.cli.terminal import ProgressBar, aligned, one_line, write_results
 
 if TYPE_CHECKING:
     from specqd.bench.draft_formats import FormatAgreement
-    from specqd.bench.levels import Arm, Comparison, Summary
+    from specqd.bench.levels import Arm, Comparison, Summary, Trial
     from specqd.bench.rounds import Interval
     from specqd.llm import LLM
     from specqd.sampling import SamplingParams
@@ -76,22 +77,47 @@ class Plan:
             max_tokens=self.max_tokens,
         )
 
-    def run(self, comparison: "Comparison", arms: "Sequence[Arm]", prompts: Sequence[str]) -> None:
-        """Times all arms at each temperature, and prints and plots the results."""
+    def run(
+        self,
+        comparison: "Comparison",
+        arms: "Sequence[Arm]",
+        prompts: Sequence[str],
+        formats: "Sequence[FormatAgreement] | None" = None,
+    ) -> None:
+        """Times all arms at each temperature; prints, plots and writes the results. If the user
+        interrupts it, the results are those of the runs until then."""
         from specqd.bench.level_plot import draw
-        from specqd.bench.levels import summarised, trials
+        from specqd.bench.levels import summarised
 
+        wanted, is_interrupted = len(prompts) * self.rounds, False
         for temperature, params in self.params.items():
-            done = []
-            with ProgressBar(f"Temperature {temperature:g}") as bar:
-                for trial in trials(arms, prompts, params, self.rounds):
-                    done.append(trial)
-                    bar(len(done), len(prompts) * self.rounds)
-            summaries = summarised(arms, done)
-            comparison.by_temperature[temperature] = summaries
-            click.echo("\n".join(_table(temperature, summaries)))
-        if self.plot is not None:
-            draw(self.plot, comparison)
+            done = self._runs(f"Temperature {temperature:g}", arms, prompts, params)
+            if done:
+                summaries = summarised(arms, done)
+                comparison.by_temperature[temperature] = summaries
+                click.echo("\n".join(_table(temperature, summaries, wanted)))
+            is_interrupted = len(done) < wanted
+            if is_interrupted:
+                break
+        if comparison.by_temperature:
+            if self.plot is not None:
+                draw(self.plot, comparison)
+            write_results(described(comparison, formats), self.json_file)
+        if is_interrupted:
+            raise KeyboardInterrupt
+
+    def _runs(
+        self, label: str, arms: "Sequence[Arm]", prompts: Sequence[str], params: "SamplingParams"
+    ) -> "list[Trial]":
+        """The runs of each prompt, or those until the user interrupts them."""
+        from specqd.bench.levels import trials
+
+        done: list[Trial] = []
+        with suppress(KeyboardInterrupt), ProgressBar(label) as bar:
+            for trial in trials(arms, prompts, params, self.rounds):
+                done.append(trial)
+                bar(len(done), len(prompts) * self.rounds)
+        return done
 
 
 def plan_options(
@@ -146,7 +172,7 @@ def levels(model: str | None, chains: tuple[str, ...], small: str | None, plan: 
     Chains may name fp4 and mxfp4; the model is then loaded in both formats.
     Batch 1; ratios are medians over prompts with their 95 % interval. "accepted" is the acceptance
     rate of the drafts for each level, outermost first; "of the context", the share of its keys and
-    values that each draft reads.
+    values that each draft reads. Ctrl-C ends it with the results of the runs until then.
 
     \b
     Examples:
@@ -166,8 +192,7 @@ def levels(model: str | None, chains: tuple[str, ...], small: str | None, plan: 
     click.echo(_setting(comparison))
     formats = measure_agreement(plain, prompts, list(plan.params.values()))
     click.echo("\n".join(["", *agreement_lines(formats)][:-1]))
-    plan.run(comparison, arms, prompts)
-    write_results(described(comparison, formats), plan.json_file)
+    plan.run(comparison, arms, prompts, formats)
 
 
 @click.command(cls=Command)
@@ -204,11 +229,14 @@ def paper(model: str, small: str, plan: Plan) -> None:
     legend = [f"{arm.name.ljust(width)}  {name_of(arm.chain)}" for arm in arms]
     click.echo("\n".join([_setting(comparison), "", *map(one_line, legend)]))
     plan.run(comparison, arms, prompts)
-    write_results(comparison.described(), plan.json_file)
 
 
-def described(comparison: "Comparison", formats: "Sequence[FormatAgreement]") -> dict[str, Any]:
+def described(
+    comparison: "Comparison", formats: "Sequence[FormatAgreement] | None"
+) -> dict[str, Any]:
     """The object that --json prints."""
+    if formats is None:
+        return comparison.described()
     return comparison.described() | {"agreement": [each.described() for each in formats]}
 
 
@@ -219,13 +247,16 @@ def _setting(comparison: "Comparison") -> str:
     )
 
 
-def _table(temperature: float, summaries: "Sequence[Summary]") -> list[str]:
+def _table(temperature: float, summaries: "Sequence[Summary]", wanted: int) -> list[str]:
     header = [
         *("chain", "tokens/s", "x plain", "", "x BF16 limit", "", "x plain, wall", ""),
         *("prefill ms", "accepted", "length", "of the context", "share of bandwidth"),
     ]
     rows = [header, *(_row(summary) for summary in summaries)]
-    return ["", f"temperature {temperature:g}: equal tokens in all chains", *aligned(rows)]
+    title, runs = f"temperature {temperature:g}: equal tokens in all chains", summaries[0].runs
+    if runs < wanted:
+        title += f", in {runs} of {wanted} runs"
+    return ["", title, *aligned(rows)]
 
 
 def _row(summary: "Summary") -> list[str]:
