@@ -258,13 +258,18 @@ def test_blocks_have_the_same_bits_after_a_restart(
     sequence = adopt(second.model, tokens)
     assert np.array_equal(block(second.head, sequence, 8), wanted)
     assert second.head.readiness(sequence) == (True, 0, PROMPT - 1, 0)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "target").symlink_to(tmp_path / "target")
-    other = open_case(tmp_path / "other", SHAPES[shape], seed + 1)  # another drafter of this model
-    keep(other, tmp_path / "kept")
-    sequence = adopt(other.model, tokens)
-    block(other.head, sequence, 8)
-    assert other.head.readiness(sequence)[1] == 192  # it begins where the model's pages end
+    others = {  # another drafter of this model, and one that reads its layers in another order
+        "weights": (SHAPES[shape], seed + 1),
+        "taps": (replace(SHAPES[shape], taps=SHAPES[shape].taps[::-1]), seed),
+    }
+    for name, (of_other, its_seed) in others.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "target").symlink_to(tmp_path / "target")
+        other = open_case(tmp_path / name, of_other, its_seed)
+        keep(other, tmp_path / "kept")
+        sequence = adopt(other.model, tokens)
+        block(other.head, sequence, 8)
+        assert other.head.readiness(sequence)[1] == 192  # it begins where the model's pages end
 
 
 @pytest.mark.parametrize(

@@ -238,8 +238,7 @@ void bind_forwards(nb::module_& m) {
             forward.keep_pages(std::make_shared<PythonPageStore>(std::move(store)));
           },
           "store"_a,
-          "From now on, published pages of the cache are also kept in `store`, and sequences "
-          "begin\n"
+          "From now on, `store` also keeps the published pages of the cache, and sequences begin\n"
           "with those that it has kept. It has two methods, restore(key, tokens, salt) and\n"
           "keep(slot, tokens, salt); the tokens are int32 [n].")
       .def(

@@ -134,7 +134,8 @@ struct PythonGrammar : Grammar {
   nb::object grammar;
 };
 
-// Its object must not refer to the forward that uses it, because no collector sees the reference.
+// Keeps pages by a Python object. The object must not refer to the forward that uses it: Python's
+// garbage collector would not see this cycle, and neither would ever be freed.
 class PythonPageStore : public PageStore {
  public:
   explicit PythonPageStore(nb::object store) : store_(std::move(store)) {}

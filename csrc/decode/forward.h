@@ -95,7 +95,7 @@ class DecoderForward : public LevelModel {
   ScoredTokens verify(int64_t row, std::span<const int32_t> proposal,
                       const std::shared_ptr<Sequence>& sequence) override;
 
-  // From now on, published pages of the cache are also kept in `store`, and sequences begin with
+  // From now on, `store` also keeps the published pages of the cache, and sequences begin with
   // those that it has kept.
   void keep_pages(std::shared_ptr<PageStore> store) { store_ = std::move(store); }
 
@@ -113,10 +113,10 @@ class DecoderForward : public LevelModel {
   // Runs work during which other threads of the caller may run, because it uses none of their
   // objects.
   virtual void run_concurrently(const std::function<void()>& work) { work(); }
-  // Begins an empty slot of the cache with the published pages of these tokens, if the sequence may
-  // have them. Returns the number of positions.
+  // Begins an empty slot of the cache with the published or kept pages of these tokens, if the
+  // sequence may have them. Returns the number of positions.
   size_t attach_prefix(int slot, std::span<const int32_t> tokens, const Sequence& sequence);
-  // Offers the full pages of a slot that holds these tokens to later sequences.
+  // Offers the full pages of a slot that holds these tokens to later sequences, and to the store.
   void publish_pages(int slot, std::span<const int32_t> tokens, const Sequence& sequence);
   // Runs a forward of the decoder and counts the bytes that it reads.
   void run_forward(const std::function<void()>& work);

@@ -645,7 +645,7 @@ class DecoderForward(LevelModel):
 
     def keep_pages(self, store: object) -> None:
         """
-        From now on, published pages of the cache are also kept in `store`, and sequences begin
+        From now on, `store` also keeps the published pages of the cache, and sequences begin
         with those that it has kept. It has two methods, restore(key, tokens, salt) and
         keep(slot, tokens, salt); the tokens are int32 [n].
         """

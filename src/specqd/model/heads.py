@@ -36,7 +36,8 @@ _UNMEASURED = MeasuredInputs([LayerInputs()], per_layer=None, head=None)  # inpu
 
 
 class HeadInputs(Protocol):
-    """Which features of the model above a draft head reads, and what it is made of."""
+    """The parts of a draft head: its layers, its files, the boundaries of the model above that it
+    reads, and its token ids."""
 
     @property
     def layers(self) -> DecoderConfig: ...
@@ -327,7 +328,9 @@ def keep_prompts(head: AnyHead, above: Model, draft: DraftFormat) -> None:
     store, files = above.prompt_store, head.files
     if store is not None:
         read_as, threads = f"{head.precision.value} {draft.value}", above.machine.pool.threads
-        identity = head_identity(store.identity, files.layers, read_as, files.tensors, threads)
+        identity = head_identity(
+            store.identity, files.layers, files.taps, read_as, files.tensors, threads
+        )
         head.keep_pages(PromptStore(store.writer, head.cache, identity))
 
 

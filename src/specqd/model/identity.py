@@ -30,16 +30,18 @@ def model_identity(
 def head_identity(
     above: bytes,
     layers: DecoderConfig,
+    taps: tuple[int, ...],
     read_as: str,
     tensors: WeightSource | None,
     threads: int,
 ) -> bytes:
     """SHA-256 of a draft head and of the model above it, whose features are its inputs.
 
-    above: the identity of that model. read_as: the precision and format of the head's weights.
-    tensors: its files; None: they are the model's.
+    above: the identity of that model. taps: the boundaries of its layers that the head reads.
+    read_as: the precision and format of the head's weights. tensors: its files; None: they are the
+    model's.
     """
-    return _identity(above, layers, read_as, tensors, threads)
+    return _identity(above, layers, f"{taps} {read_as}", tensors, threads)
 
 
 def _identity(

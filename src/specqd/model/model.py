@@ -176,7 +176,7 @@ class Model(_native.ModelForward):
         """The same model in fp4 precision, with the same weights and cache."""
         parts = self.config, self.weights, self.decoder, self.machine, self.cache
         draft = Model(*parts, Precision.FP4, exact=self)
-        draft.prompt_store = self.prompt_store
+        draft.prompt_store = self.prompt_store  # heads below it need its identity
         return draft
 
     @property

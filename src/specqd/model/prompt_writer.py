@@ -1,4 +1,7 @@
-"""A thread that writes the files of prompts, in order, while requests go on."""
+"""A thread that writes the files of prompts, in order, while requests go on.
+
+Knows names and contents of files; knows no models, no caches and no tokens.
+"""
 
 import os
 from collections.abc import Callable
