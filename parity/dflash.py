@@ -1,11 +1,11 @@
-"""A DFlash drafter in torch, over transformers' residuals: what ours is compared with.
+"""A DFlash or DFlash2 drafter in torch, over transformers' residuals: what ours is compared with.
 
 All rows of a block at once, under an explicit mask. Reads config.json itself.
 """
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,13 +96,25 @@ class Dflash:
     def block(self, features: Tensor, token: int, rows: int) -> Tensor:
         """Logits by the target's ids for the rows after the first, [rows - 1, vocabulary].
         `features`, [n, taps * hidden], are those of all tokens before `token`."""
+        return self.logits(self.hidden(features, token, rows))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits = torch.full((len(hidden), len(self.embedding)), -torch.inf)
+        scaled = (hidden @ self.head.T).float() * self.own.get("output_multiplier", 1.0)
+        cap = self.own.get("final_logit_softcapping")
+        logits[:, self.ids] = scaled if cap is None else cap * (scaled / cap).tanh()
+        return logits
+
+    def hidden(self, features: Tensor, token: int, rows: int) -> Tensor:
+        """The inputs of the output head for the rows after the first, [rows - 1, hidden]."""
         context = self.norm(self.linear(features, "fc"), "hidden_norm")
         n, groups = len(context), self.layer["num_attention_heads"]
         groups //= self.layer["num_key_value_heads"]
         x = self.embedding[[token] + [self.own["mask_token_id"]] * (rows - 1)]
         for layer in range(self.layer["num_hidden_layers"]):
             at = f"layers.{layer}."
-            a, own = self.norm(x, f"{at}input_layernorm"), f"{at}self_attn."
+            a, around = self.convolved(self.norm(x, f"{at}input_layernorm"), f"{at}attention_conv")
+            own = f"{at}self_attn."
             q = self.heads(a, own, "q", n)
             k, v = (torch.cat([self.heads(context, own, kind, 0), self.heads(a, own, kind, n)])
                     for kind in "kv")  # fmt: skip
@@ -110,13 +122,48 @@ class Dflash:
             scores = torch.einsum("thd,shd->hts", q, k).float() / self.layer["head_dim"] ** 0.5
             scores = scores.masked_fill(~self.mask(layer, rows, n), -torch.inf)
             mixed = torch.einsum("hts,shd->thd", scores.softmax(-1).to(v.dtype), v)
-            x = x + self.linear(mixed.reshape(rows, -1), f"{own}o_proj")
+            x = x + around(self.linear(mixed.reshape(rows, -1), f"{own}o_proj"))
             b = self.norm(x, f"{at}post_attention_layernorm")
+            b, around = self.convolved(b, f"{at}mlp_conv")
             gate = torch.nn.functional.silu(self.linear(b, f"{at}mlp.gate_proj"))
-            x = x + self.linear(gate * self.linear(b, f"{at}mlp.up_proj"), f"{at}mlp.down_proj")
-        logits = torch.full((rows - 1, len(self.embedding)), -torch.inf)
-        logits[:, self.ids] = (self.norm(x, "norm")[1:] @ self.head.T).float()
-        return logits
+            made = self.linear(gate * self.linear(b, f"{at}mlp.up_proj"), f"{at}mlp.down_proj")
+            x = x + around(made)
+        return self.norm(x, "norm")[1:]
+
+    def convolved(self, x: Tensor, at: str) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """The convolution of a part's inputs, [rows, hidden], and that of its outputs."""
+        if "conv_kernel_size" not in self.own:
+            return x, lambda y: y
+        taps, (rows, hidden) = self.own["conv_kernel_size"], x.shape
+        groups = hidden // self.own["conv_group_size"]
+        base = self.w[f"{at}.base_kernel"].view(2, taps, groups, -1)
+        kernels = self.linear(x, f"{at}.kernel_projection").view(rows, 2, taps, groups, 1) + base
+
+        def convolve(side: int, y: Tensor) -> Tensor:
+            padded = torch.cat([y.new_zeros(taps - 1, hidden), y])
+            before = padded.unfold(0, taps, 1).flip(-1)  # [rows, hidden, taps], newest first
+            before = before.transpose(1, 2).reshape(rows, taps, groups, -1)
+            return (kernels[:, side] * before).sum(1).reshape(rows, hidden)
+
+        return convolve(0, x), lambda y: convolve(1, y)
+
+    def path(self, features: Tensor, token: int, rows: int) -> list[int]:
+        """The tokens of a block that the selector chooses greedily, one after the other."""
+        hidden = self.hidden(features, token, rows)
+        best, candidates = self.logits(hidden).topk(self.own["selector_top_k"], -1)
+        at, path = "candidate_selector.", [token]
+        gates = self.linear(hidden, f"{at}hidden_projection")
+        for row in range(rows - 1):
+            gated = self.w[f"{at}predecessor_codebook"][path[-1]] * gates[row]
+            pairs = self.w[f"{at}successor_codebook"][candidates[row]] @ gated
+            path.append(int(candidates[row][(best[row] + pairs).argmax()]))
+        return path[1:]
+
+
+def features_of(drafter: Dflash, layers: Sequence[Tensor]) -> Tensor:
+    """The features that a drafter reads, [tokens, taps * hidden], of the target's residuals by
+    boundary, [tokens, hidden]."""
+    return torch.cat([layers[at] for at in drafter.boundaries()], -1)
 
 
 def blocks(
@@ -126,9 +173,8 @@ def blocks(
     lengths: Sequence[int],
     rows: int,
 ) -> Tensor:
-    """The blocks after the first `length` tokens, [lengths, rows - 1, vocabulary]. `layers` has the
-    target's residuals by boundary, [tokens, hidden]."""
-    features = torch.cat([layers[at] for at in drafter.boundaries()], -1)
+    """The blocks after the first `length` tokens, [lengths, rows - 1, vocabulary]."""
+    features = features_of(drafter, layers)
     with torch.inference_mode():
         made = [drafter.block(features[: at - 1], tokens[at - 1], rows) for at in lengths]
     return torch.stack(made)

@@ -1,6 +1,7 @@
-"""Writes tests/goldens/dflash: random DFlash drafters, and logits of torch in float32."""
+"""Writes tests/goldens/dflash: random DFlash and DFlash2 drafters, with float32 logits of torch."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
-from dflash import Dflash, blocks
+from dflash import Dflash, blocks, features_of
 from eagle3 import residuals
 from make_head_goldens import TARGET
 from support.random_dflash import BlockShape, make_drafter
@@ -41,7 +42,23 @@ DRAFTERS = {
         taps=(1, 3), layers=1, heads=3, kv_heads=1, head_dim=32, ffn=64, block=2, hidden=72,
         has_embedding=True, tokens=61,
     ),
+    "second": BlockShape(
+        taps=(1, 4), layers=3, heads=4, kv_heads=2, head_dim=24, ffn=52, block=8,
+        layer_types=(SLIDING[0],) * 3, window=40, is_causal=False, rope_theta=1e6,
+        convolution=(2, 8), selector=(20, 16), extra={"output_multiplier": 0.7},
+    ),
 }  # fmt: skip
+
+
+def paths_of(
+    directory: Path, layers: Sequence[torch.Tensor], tokens: Sequence[int]
+) -> list[list[int]]:
+    """The tokens that the selector of a drafter chooses after each of LENGTHS, [lengths, rows]."""
+    drafter = Dflash(directory, GOLDENS / "heads" / "target", torch.float32)
+    features = features_of(drafter, layers)
+    rows = drafter.config["block_size"]
+    with torch.inference_mode():
+        return [drafter.path(features[: at - 1], tokens[at - 1], rows) for at in LENGTHS]
 
 
 def main() -> None:
@@ -58,8 +75,16 @@ def main() -> None:
         )
         known = np.isfinite(truth[0, 0])
         errors = [rms_error(rough[i][:, known], truth[i][:, known]) for i in range(len(LENGTHS))]
+        paths = (
+            {"paths": paths_of(drafter, layers[torch.float32], tokens)} if shape.selector else {}
+        )
         np.savez_compressed(
-            drafter / "golden.npz", tokens=tokens, lengths=LENGTHS, logits=truth, bf16_error=errors
+            drafter / "golden.npz",
+            tokens=tokens,
+            lengths=LENGTHS,
+            logits=truth,
+            bf16_error=errors,
+            **paths,
         )
         print(f"{name}: bf16 errors {', '.join(f'{error:.5f}' for error in errors)}")
 

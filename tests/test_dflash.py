@@ -1,15 +1,17 @@
 """Drafters of blocks: logits against float64 and torch, the same bits however they are made."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from specqd import _native
-from specqd._native import BlockDrafter, DraftRequest, Rows, available_isas
+from specqd._native import BlockDrafter, DraftRequest, Rows, Sequence, available_isas
 from specqd.errors import MachineError
 from specqd.model.dflash import BlockHead
 from specqd.model.model import Machine, Model, Precision
+from specqd.sampling import SamplingParams as Sampling
 from support.dflash_cases import (
     SHAPES,
     TARGET,
@@ -47,7 +49,20 @@ def test_logits_err_no_more_than_torch_in_bf16(name: str) -> None:
 
 
 def test_there_are_goldens() -> None:
-    assert len(NAMES) >= 6
+    assert len(NAMES) >= 7
+
+
+def test_a_selector_takes_the_path_of_torch() -> None:
+    directory = GOLDENS / "dflash" / "second"
+    golden = np.load(directory / "golden.npz")
+    model = Model.open(GOLDENS / "heads" / "target", machine=Machine.choose(1))
+    head = open_head(directory, model)
+    for length, path in zip(golden["lengths"].tolist(), golden["paths"].tolist(), strict=True):
+        sequence = new_sequence(golden["tokens"][:length].tolist())
+        read(model, sequence)
+        logits = block(head, sequence, head.block)
+        assert proposed(head, sequence, head.block) == path
+        assert path != logits.argmax(axis=-1).tolist()
 
 
 # --- Against float64 ------------------------------------------------------------------------------
@@ -73,8 +88,8 @@ def test_logits_err_by_no_more_than_their_roundings(
         others = np.setdiff1d(np.arange(TARGET.vocab), ids)
         assert np.isneginf(found[:, others]).all()
         found = found[:, list(ids)]
-    # Of each layer's four products and of the context's and head's, inputs are rounded to BF16.
-    bound = 2**-9 * np.sqrt(4 * shape.layers + 3)
+    # Of each layer's products and of the context's and head's, inputs are rounded to BF16.
+    bound = 2**-9 * np.sqrt((6 if shape.convolution else 4) * shape.layers + 3)
     assert rms_error(found, wanted) < 2 * bound
 
 
@@ -98,10 +113,65 @@ def test_the_reference_notices_faults(change: str, tmp_path: Path, seed: int) ->
     assert rms_error(case.reference.block(features, rows)[1:], wanted) > 0.02
 
 
+# --- The selector of DFlash2 ----------------------------------------------------------------------
+
+
+def proposed(head: BlockHead, sequence: Sequence, count: int) -> list[int]:
+    """The tokens of a block that was just forwarded, each sampled after the one before."""
+    path: list[int] = []
+    for row in range(count - 1):
+        tokens, _ = head.verify(row, [], sequence)
+        sequence.guess(tokens)
+        path += tokens
+    sequence.forget_guesses(len(path))
+    return path
+
+
+@pytest.mark.parametrize("name", ["second", "selector"])
+def test_a_selector_ranks_candidates_by_the_token_before(
+    name: str, tmp_path: Path, seed: int, rng: np.random.Generator
+) -> None:
+    case, shape = open_case(tmp_path, SHAPES[name], seed), SHAPES[name]
+    assert shape.selector is not None
+    decided = 0
+    for length in (2, 77, 300):
+        tokens = random_text(rng, TARGET.vocab, length)
+        sequence, features = new_sequence(tokens), case.features(tokens[:-1])
+        read(case.model, sequence)
+        logits = block(case.head, sequence, shape.block)
+        path = proposed(case.head, sequence, shape.block)
+        rows = [tokens[-1], *[shape.mask] * (shape.block - 1)]
+        hidden = case.reference.hidden(features, rows)[1:]
+        for row, (before, token) in enumerate(pairwise([tokens[-1], *path])):
+            scores = case.reference.selected(logits[row], hidden[row], before)
+            best, second = np.sort(scores)[:-3:-1]
+            assert scores[token] > best - 0.1 * logits.std()
+            decided += best - second > 0.1 * logits.std()
+    assert decided > 10
+
+
+def test_only_candidates_are_sampled(tmp_path: Path, seed: int, rng: np.random.Generator) -> None:
+    """At a temperature at which each of them is about as likely as the others."""
+    case = open_case(tmp_path, SHAPES["selector"], seed)
+    tokens = random_text(rng, TARGET.vocab, 40)
+    sampled: list[set[int]] = [set() for _ in range(7)]
+    for sample in range(60):
+        sampler = Sampling(temperature=100.0, seed=seed).sampler(0, sample)
+        sequence = Sequence(tokens, sampler, len(tokens))
+        read(case.model, sequence)
+        logits = block(case.head, sequence, 8)
+        for row, token in enumerate(proposed(case.head, sequence, 8)):
+            sampled[row].add(token)
+        case.model.release(sequence)
+        case.head.release(sequence)
+    for row, found in enumerate(sampled):
+        assert found == set(np.argsort(-logits[row], kind="stable")[:5].tolist())
+
+
 # --- The same bits --------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["small", "windows", "yarn"])
+@pytest.fixture(scope="module", params=["small", "windows", "yarn", "second"])
 def case(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, seed: int
 ) -> Case:
@@ -218,20 +288,26 @@ def test_a_context_with_a_gap_drafts_nothing(case: Case, rng: np.random.Generato
 
 
 @pytest.mark.parametrize("isa", available_isas())
+@pytest.mark.parametrize("shape", ["windows", "second"])
 def test_blocks_have_the_same_bits_on_every_instruction_set(
-    isa: str, tmp_path: Path, seed: int
+    isa: str, shape: str, tmp_path: Path, seed: int
 ) -> None:
     tokens = random_text(np.random.default_rng(seed), TARGET.vocab, 530)
     found = {}
     for name in {isa, available_isas()[0]}:
         for precision in Precision:
-            case = open_case(tmp_path, SHAPES["windows"], seed, isa=name)
+            case = open_case(tmp_path, SHAPES[shape], seed, isa=name)
             head = BlockHead(case.head.files, case.head.decoder, case.model, precision)
             sequence = new_sequence(tokens)
             read(case.model, sequence)
-            found[name, precision] = block(head, sequence, 12)
+            logits = block(head, sequence, head.block)
+            path = [head.verify(row, [], sequence) for row in range(head.block - 1)]
+            found[name, precision] = logits, np.asarray(path)
     for precision in Precision:
-        assert np.array_equal(found[isa, precision], found[available_isas()[0], precision])
+        for ours, theirs in zip(
+            *(found[n, precision] for n in (isa, available_isas()[0])), strict=True
+        ):
+            assert np.array_equal(ours, theirs)
 
 
 def test_a_decoder_without_a_context_is_no_drafter(case: Case) -> None:

@@ -124,13 +124,20 @@ def nan(name: str) -> Damage:
 
 SLIDING = ["sliding_attention", "full_attention"]
 DAMAGES: dict[str, tuple[Damage, type[SpecqdError], str]] = {
-    "DFlash2": (put("architectures", ["DFlash2DraftModel"]), ConfigError, "DFlash2"),
+    "DFlash2 by name alone": (
+        put("architectures", ["DFlash2DraftModel"]), ConfigError, "conv_kernel_size",
+    ),
     "DSpark": (put("architectures", ["DSparkDraftModel"]), ConfigError, "DSpark"),
     "DSpark's tensor": (resize("markov_head.weight", 4, 4), TensorError, "DSpark"),
     "DSpark's flag": (put("sample_from_anchor", True), ConfigError, "sample_from_anchor"),
     "Domino": (put("architectures", ["DominoDraftModel"]), ConfigError, "Domino"),
     "Laguna": (resize("layers.0.self_attn.g_proj.weight", 64, 64), TensorError, "Laguna"),
-    "selector": (resize("candidate_selector.prefix.weight", 4, 4), TensorError, "DFlash2"),
+    "selector": (resize("candidate_selector.prefix.weight", 4, 4), TensorError, "no known head"),
+    "selector of no tensors": (own("selector_rank", 24), ConfigError, "selector_top_k"),
+    "convolutions of no tensors": (
+        lambda config, _: config["dflash_config"].update(conv_kernel_size=2, conv_group_size=16),
+        TensorError, "attention_conv",
+    ),
     "mask embedding": (resize("mask_embedding.weight", 1, 64), TensorError, "of their own"),
     "quantised": (put("quantization_config", {"bits": 4}), ConfigError, "BF16"),
     "mask outside": (own("mask_token_id", TARGET.vocab), ConfigError, "another model"),
@@ -169,12 +176,49 @@ DAMAGES: dict[str, tuple[Damage, type[SpecqdError], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", DAMAGES)
+SECOND = replace(DRAFTER, tokens=None, convolution=(2, 16), selector=(24, 16))
+DAMAGES_OF_SECOND: dict[str, tuple[Damage, type[SpecqdError], str]] = {
+    "no taps": (own("conv_kernel_size", 0), ConfigError, "from 1 to 8"),
+    "more taps than rows": (own("conv_kernel_size", 9), ConfigError, "from 1 to 8"),
+    "groups that do not divide": (own("conv_group_size", 24), ConfigError, "does not divide"),
+    "groups of none": (own("conv_group_size", 0), ConfigError, "conv_group_size"),
+    "one tap more": (own("conv_kernel_size", 3), TensorError, "base_kernel"),
+    "other groups": (own("conv_group_size", 8), TensorError, "kernel_projection"),
+    "no rank": (own("selector_rank", None), ConfigError, "selector_rank"),
+    "another rank": (own("selector_rank", 25), TensorError, "candidate_selector"),
+    "huge rank": (own("selector_rank", 10**9), ConfigError, "selector_rank"),
+    "more candidates than tokens": (own("selector_top_k", 10**6), ConfigError, "selector_top_k"),
+    "no candidates": (own("selector_top_k", 0), ConfigError, "selector_top_k"),
+    "text for candidates": (own("selector_top_k", "16"), ConfigError, "selector_top_k"),
+    "no codebook": (drop("candidate_selector.successor_codebook"), TensorError, "successor"),
+    "codebook of fewer tokens": (
+        resize("candidate_selector.predecessor_codebook", 8, 24), TensorError, "predecessor",
+    ),
+    "no convolution in a layer": (
+        drop("layers.1.mlp_conv.base_kernel"), TensorError, "layers.1.mlp_conv",
+    ),
+    "ids of its own": (resize("lm_head.weight", 97, 64), TensorError, "d2t"),
+    "NaN in a codebook": (nan("candidate_selector.successor_codebook"), TensorError, "NaN"),
+    "NaN in a kernel": (nan("layers.0.attention_conv.base_kernel"), TensorError, "NaN"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "damages"),
+    [
+        *((name, DRAFTER, DAMAGES) for name in DAMAGES),
+        *((name, SECOND, DAMAGES_OF_SECOND) for name in DAMAGES_OF_SECOND),
+    ],
+)
 def test_what_is_no_drafter_of_the_model_is_refused_in_one_line(
-    name: str, target: Path, tmp_path: Path
+    name: str,
+    shape: BlockShape,
+    damages: dict[str, tuple[Damage, type[SpecqdError], str]],
+    target: Path,
+    tmp_path: Path,
 ) -> None:
-    damage, kind, why = DAMAGES[name]
-    drafter = make_drafter(tmp_path / "drafter", TARGET, DRAFTER, 1)
+    damage, kind, why = damages[name]
+    drafter = make_drafter(tmp_path / "drafter", TARGET, shape, 1)
     config, tensors = json.loads((drafter / "config.json").read_text()), read_tensors(drafter)
     damage(config, tensors)
     (drafter / "config.json").write_text(json.dumps(config))
@@ -195,6 +239,11 @@ def test_a_drafter_of_a_width_of_its_own_needs_an_embedding(target: Path, tmp_pa
     drafter = make_drafter(tmp_path, TARGET, replace(DRAFTER, hidden=48), 1)
     why = refused(TensorError, LLM, target, f"head:{drafter}", threads=1)
     assert "embed_tokens.weight is missing" in why
+
+
+def test_a_selector_and_ids_of_its_own_are_refused(target: Path, tmp_path: Path) -> None:
+    drafter = make_drafter(tmp_path, TARGET, replace(SECOND, tokens=97), 1)
+    assert "d2t" in refused(TensorError, LLM, target, f"head:{drafter}", threads=1)
 
 
 def test_only_a_pickle_is_refused(target: Path, tmp_path: Path) -> None:
@@ -229,5 +278,11 @@ def test_inspect_tells_kind_block_layers_and_bytes(run: Run, tmp_path: Path) -> 
         "fp4_bytes": 2 * vectors + round(4.25 / 8 * matrices),
     }
     assert "DFlash drafter, blocks of 8 tokens" in run("inspect", drafter)[1]
+    second = json.loads(
+        run("inspect", make_drafter(tmp_path / "second", TARGET, SECOND, 1), "--json")[1]
+    )
+    assert (second["kind"], second["block"]) == ("DFlash2 drafter", 8)
+    codebooks, kernels = 2 * TARGET.vocab * 24, 2 * 2 * 2 * 2 * 64  # BF16 in drafts, too
+    assert second["fp4_bytes"] - second["bf16_bytes"] * 4.25 / 16 > 1.4 * (codebooks + kernels)
     head = make_head(tmp_path / "head", TARGET, HeadShape(tokens=97), 1)
     assert "EAGLE-3 head, 0." in run("inspect", head)[1]

@@ -96,6 +96,23 @@ void bind_entry(nb::module_& m) {
                             "The entry of a block drafter's context: features of positions.",
                             required<&ContextEntry::fc>, required<&ContextEntry::norm>,
                             optional<&ContextEntry::embedding>);
+  nb::class_<SelectorWeights>(m, "SelectorWeights",
+                              "The weights that rank the candidates of a row again; the codebooks, "
+                              "[vocabulary,\nrank], are read in place.")
+      .def(
+          "__init__",
+          [](SelectorWeights* self, std::shared_ptr<PackedWeight> projection,
+             const BitMatrix& predecessors, const BitMatrix& successors, int64_t candidates) {
+            const RowSource before = row_source(predecessors), after = row_source(successors);
+            const auto rank = static_cast<size_t>(projection->rows());
+            if (before.rows != after.rows || predecessors.shape(1) != rank ||
+                successors.shape(1) != rank)
+              throw std::invalid_argument("codebooks must be [vocabulary, rank]");
+            new (self) SelectorWeights{std::move(projection), before.data, after.data, before.rows,
+                                       candidates};
+          },
+          nb::kw_only(), "projection"_a, "predecessors"_a, "successors"_a, "candidates"_a,
+          nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>());
 }
 
 void bind_forward(nb::module_& m) {
@@ -107,7 +124,8 @@ void bind_forward(nb::module_& m) {
              const Norm& final_norm, std::shared_ptr<PackedWeight> head,
              const std::optional<BitMatrix>& embedding,
              const std::optional<PerLayerEmbedding>& per_layer, int64_t max_rows,
-             std::shared_ptr<HeadEntry> entry, std::shared_ptr<ContextEntry> context) {
+             std::shared_ptr<HeadEntry> entry, std::shared_ptr<ContextEntry> context,
+             std::shared_ptr<SelectorWeights> selector) {
             const DecoderWeights weights{
                 .layers = layers,
                 .final_norm = final_norm,
@@ -115,13 +133,14 @@ void bind_forward(nb::module_& m) {
                 .embedding = embedding ? row_source(*embedding).data : nullptr,
                 .per_layer = per_layer.value_or(PerLayerEmbedding{}),
                 .entry = std::move(entry),
-                .context = std::move(context)};
+                .context = std::move(context),
+                .selector = std::move(selector)};
             new (self) Decoder(spec, weights, std::move(pool), kernels_or_throw(isa), max_rows);
           },
           nb::kw_only(), "pool"_a, "isa"_a, "spec"_a, "layers"_a, "final_norm"_a, "head"_a,
           "embedding"_a.none(), "per_layer"_a = nb::none(), "max_rows"_a,
-          "entry"_a.none() = nb::none(), "context"_a.none() = nb::none(), nb::keep_alive<1, 8>(),
-          nb::keep_alive<1, 9>())
+          "entry"_a.none() = nb::none(), "context"_a.none() = nb::none(),
+          "selector"_a.none() = nb::none(), nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>())
       .def_prop_ro("max_rows", &Decoder::max_rows)
       .def_prop_ro("moved_bytes", &Decoder::moved_bytes)
       .def(

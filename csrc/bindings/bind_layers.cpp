@@ -39,6 +39,12 @@ void bind_parts(nb::module_& m) {
                              "A layer's addition of its part of the per-layer embedding.",
                              required<&PerLayerInput::gate>, required<&PerLayerInput::projection>,
                              required<&PerLayerInput::post_norm>);
+  bind_struct<DynamicConvolution>(
+      m, "DynamicConvolution",
+      "Convolutions of the inputs and of the outputs of a part of a layer over the rows of a\n"
+      "forward. `base` is [2, taps, hidden]; `projection` is [2 * taps * groups, hidden].",
+      required<&DynamicConvolution::projection>, required<&DynamicConvolution::base>,
+      required<&DynamicConvolution::taps>, required<&DynamicConvolution::groups>);
   nb::class_<PerLayerEmbedding>(m, "PerLayerEmbedding",
                                 "The per-layer embeddings of tokens; `table` is read in place.")
       .def(
@@ -83,7 +89,9 @@ void bind_layers(nb::module_& m) {
       required<&LayerWeights::kv_layer>, required<&LayerWeights::values_are_keys>,
       optional<&LayerWeights::per_layer>, required<&LayerWeights::output_scale>,
       optional<&LayerWeights::convolution>, optional<&LayerWeights::convolution_bias>,
-      optional<&LayerWeights::delta>, optional<&LayerWeights::latent>);
+      optional<&LayerWeights::delta>, optional<&LayerWeights::latent>,
+      optional<&LayerWeights::attention_convolution>,
+      optional<&LayerWeights::feed_forward_convolution>);
 }
 
 }  // namespace specqd

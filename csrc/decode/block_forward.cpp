@@ -27,6 +27,8 @@ BlockForward::BlockForward(std::shared_ptr<Decoder> decoder, std::shared_ptr<KvC
     throw std::invalid_argument("a block has 2 rows or more, and not more than a forward");
   if (mask < 0 || mask >= vocabulary())
     throw std::invalid_argument("the mask is outside the vocabulary");
+  if (decoder_->has_selector() && has_own_ids())
+    throw std::invalid_argument("a drafter with a selector has the ids of the model above");
 }
 
 std::shared_ptr<Context> BlockForward::context(const std::shared_ptr<Sequence>& sequence) {

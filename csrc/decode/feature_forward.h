@@ -34,6 +34,7 @@ class FeatureForward : public DecoderForward {
                  std::vector<int64_t> boundaries, std::vector<int32_t> ids, int64_t feature_width);
 
   virtual std::span<const float> own_logits(int64_t row) = 0;
+  bool has_own_ids() const { return !ids_.empty(); }
 
   // The log of a context of the model above, or an empty one if it holds other features than those
   // now tapped.

@@ -82,9 +82,10 @@ ScoredTokens DecoderForward::verify(int64_t row, std::span<const int32_t> propos
       const auto at = static_cast<int64_t>(i);
       const auto known = std::span(history).first(history.empty() ? 0 : before + i);
       const uint32_t* mask = masks.width > 0 ? masks.words.data() + at * masks.width : nullptr;
+      const int32_t previous = i == 0 ? sequence->tokens.back() : proposal[i - 1];
       const SampledToken sampled =
-          sample_token(decoder_->kernels(), params, logits(row + at), position + at, known,
-                       sequence->prompt_length, mask, scratch);
+          sample_token(decoder_->kernels(), params, logits_after(row + at, previous), position + at,
+                       known, sequence->prompt_length, mask, scratch);
       if (sampled.token < 0) break;
       verified.tokens.push_back(sampled.token);
       verified.probabilities.push_back(sampled.probability);

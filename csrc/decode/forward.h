@@ -108,6 +108,12 @@ class DecoderForward : public LevelModel {
                  Precision precision)
       : decoder_(std::move(decoder)), cache_(std::move(cache)), precision_(precision) {}
 
+  // The logits of a row from which the token after `previous` is sampled. Valid until the next
+  // call.
+  virtual std::span<const float> logits_after(int64_t row, int32_t previous) {
+    (void)previous;
+    return logits(row);
+  }
   // The temperature at which tokens are sampled.
   virtual float temperature(const SamplerParams& params) const { return params.temperature; }
   // Runs work during which other threads of the caller may run, because it uses none of their

@@ -33,6 +33,10 @@ std::unique_ptr<Block> make_delta_rule(const LayerWeights& layer, int64_t state_
 std::unique_ptr<Block> make_feed_forward(const FeedForward& weights, const std::string& inputs,
                                          const BlockSetting& setting);
 std::unique_ptr<Block> make_experts(const LayerWeights& layer, const BlockSetting& setting);
+// `inner` between two convolutions. Only blocks that add to the residual stream have them.
+std::unique_ptr<Block> make_convolved(std::unique_ptr<Block> inner,
+                                      const DynamicConvolution& weights,
+                                      const BlockSetting& setting);
 // The layer's own embedding, gated by the residual stream. `layer_index` of `layers`.
 std::unique_ptr<Block> make_per_layer_input(const PerLayerInput& weights, int64_t layer_index,
                                             int64_t layers, const BlockSetting& setting);

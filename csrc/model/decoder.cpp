@@ -38,6 +38,9 @@ Decoder::Decoder(DecoderSpec spec, const DecoderWeights& weights, std::shared_pt
     context_ = make_context_entry(weights.context);
     context_width_ = weights.context->fc->columns();
   }
+  if (weights.selector != nullptr)
+    selector_ = std::make_unique<CandidateSelector>(weights.selector, weights.final_norm,
+                                                    traits_.spec.vocabulary, max_rows);
   reserve();
 }
 
@@ -53,6 +56,7 @@ std::vector<std::vector<BlockMatrix>> Decoder::matrices() const {
   all.emplace_back();
   for (const auto& entry : entries_) add_to(all.back(), *entry);
   all.back().push_back(head_.matrix());
+  if (selector_ != nullptr) all.back().push_back(selector_->matrix());
   return all;
 }
 
@@ -173,6 +177,7 @@ void Decoder::run_layers(Team& team, int64_t first, int64_t last) {
   if (last < std::ssize(layers_)) return;
   enter(last);
   head_.run(team, batch_);
+  if (selector_ != nullptr) selector_->run(team, batch_);
 }
 
 void Decoder::watch_inputs() {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "model/candidate_selector.h"
 #include "model/layer.h"
 #include "model/output_head.h"
 #include "model/pair_entry.h"
@@ -51,7 +52,14 @@ class Decoder {
   int64_t rows() const { return batch_.rows; }
   int64_t logit_rows() const { return head_.keeps_hidden() ? 0 : batch_.logit_row_count(); }
   std::span<const float> logits(int64_t row) const { return head_.logits(row); }
-  // The same for a forward without an output head: row `row` of the final norm's outputs, [hidden].
+  // Whether a selector ranks the candidates of each row again; and the row's logits after
+  // `previous`, [vocabulary], which are -infinity for all but the candidates.
+  bool has_selector() const { return selector_ != nullptr; }
+  std::span<const float> selected_logits(int64_t row, int32_t previous) {
+    return selector_->select(logits(row), row, previous);
+  }
+  // The same as logits() for a forward without an output head: row `row` of the final norm's
+  // outputs, [hidden].
   int64_t hidden_rows() const { return head_.keeps_hidden() ? batch_.logit_row_count() : 0; }
   std::span<const float> hidden(int64_t row) const { return head_.hidden(row); }
   // For a draft head: the hidden row, BF16 [hidden], that row `row` passes to the next row.
@@ -114,6 +122,7 @@ class Decoder {
   int64_t context_width_ = 0;
   std::vector<Layer> layers_;
   OutputHead head_;
+  std::unique_ptr<CandidateSelector> selector_;  // null: logits are ranked as they are
   Taps taps_;
   Batch batch_;  // of the last forward
   size_t fixed_bytes_[2] = {};

@@ -65,6 +65,17 @@ struct ContextEntry {
   std::shared_ptr<PackedWeight> embedding;  // of tokens; null: DecoderWeights::embedding
 };
 
+// The weights that rank the best candidates for a row of a block once more, now that the token
+// before it is known (DFlash2): logit + sum(predecessors[token] * projection(hidden) *
+// successors[candidate]), where `hidden` is the input of the output head.
+struct SelectorWeights {
+  std::shared_ptr<PackedWeight> projection;  // [rank, hidden]
+  const uint8_t* predecessors = nullptr;     // BF16 [vocabulary, rank], read in place
+  const uint8_t* successors = nullptr;       // BF16 [vocabulary, rank], read in place
+  int64_t vocabulary = 0;
+  int64_t candidates = 0;  // per row
+};
+
 struct DecoderWeights {
   std::vector<LayerWeights> layers;
   Norm final_norm;
@@ -74,6 +85,7 @@ struct DecoderWeights {
   PerLayerEmbedding per_layer;
   std::shared_ptr<const HeadEntry> entry = nullptr;       // null: rows begin with their embeddings
   std::shared_ptr<const ContextEntry> context = nullptr;  // null: no context of features
+  std::shared_ptr<const SelectorWeights> selector = nullptr;  // null: no selector
 };
 
 }  // namespace specqd

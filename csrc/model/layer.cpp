@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
 
 #include "model/products.h"
 
@@ -22,6 +23,12 @@ std::unique_ptr<Block> make_feed_forward_of(const LayerWeights& layer,
                                             const BlockSetting& setting) {
   if (layer.mixture != nullptr) return make_experts(layer, setting);
   return make_feed_forward(layer.feed_forwards.front(), "", setting);
+}
+
+std::unique_ptr<Block> with_convolution(std::unique_ptr<Block> block,
+                                        const DynamicConvolution& weights,
+                                        const BlockSetting& setting) {
+  return weights.exists() ? make_convolved(std::move(block), weights, setting) : std::move(block);
 }
 
 // Normalises what is aside, adds it to the residual stream, and scales the sum.
@@ -49,13 +56,19 @@ Layer::Layer(const LayerWeights& weights, int64_t index, const CachePlan& plan, 
       feed_forward_norm_(weights.feed_forward_norm),
       feed_forward_post_norm_(weights.feed_forward_post_norm),
       per_layer_post_norm_(weights.per_layer.post_norm),
-      mixer_(make_mixer(weights, plan.places.at(static_cast<size_t>(index)), setting)),
-      feed_forward_(make_feed_forward_of(weights, setting)),
+      mixer_(
+          with_convolution(make_mixer(weights, plan.places.at(static_cast<size_t>(index)), setting),
+                           weights.attention_convolution, setting)),
+      feed_forward_(with_convolution(make_feed_forward_of(weights, setting),
+                                     weights.feed_forward_convolution, setting)),
       per_layer_(weights.per_layer.exists() ? make_per_layer_input(weights.per_layer, index,
                                                                    std::ssize(plan.places), setting)
                                             : nullptr) {
   if (is_parallel_ && weights.mixture != nullptr)
     throw std::invalid_argument("experts do not run in parallel with attention");
+  if ((weights.attention_convolution.exists() || weights.feed_forward_convolution.exists()) &&
+      (is_parallel_ || mixer_post_norm_.exists() || feed_forward_post_norm_.exists()))
+    throw std::invalid_argument("the outputs of convolutions are added to the residual stream");
 }
 
 // x += post_norm(mixer(norm(x))); x += post_norm(feed_forward(norm(x))); and, where there are

@@ -97,6 +97,16 @@ struct Mixture {
   bool has_shared() const { return shared.down != nullptr; }
 };
 
+// A causal convolution of the inputs and one of the outputs of a part of a layer, over the rows of
+// a forward (DFlash2). The coefficient of a row for a tap and a channel is that of `base`, plus
+// what `projection` makes of the row's inputs for the group of the channel.
+struct DynamicConvolution {
+  std::shared_ptr<PackedWeight> projection;  // [2 * taps * groups, hidden]; null: none
+  Vector base;  // [2][taps][hidden]: for inputs, then for outputs; tap t is the row t rows before
+  int64_t taps = 0, groups = 0;
+  bool exists() const { return projection != nullptr; }
+};
+
 struct LayerWeights {
   Norm attention_norm, attention_post_norm, feed_forward_norm, feed_forward_post_norm;
   // Norms of heads (one weight for all heads, or one per head) or of whole rows. The norm of values
@@ -124,6 +134,7 @@ struct LayerWeights {
   Vector convolution, convolution_bias;
   std::shared_ptr<DeltaWeights> delta;
   std::shared_ptr<LatentWeights> latent;  // null: queries, keys and values are products
+  DynamicConvolution attention_convolution, feed_forward_convolution;
   bool is_recurrent() const { return !convolution.empty(); }
 };
 

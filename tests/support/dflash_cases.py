@@ -31,6 +31,12 @@ SHAPES = {
     ),
     "ids of its own": BlockShape(tokens=97, has_embedding=True, maker="speculators"),
     "width of its own": BlockShape(hidden=72, tokens=61, has_embedding=True),
+    "second": BlockShape(
+        layers=3, block=9, convolution=(2, 16), selector=(24, 16), layer_types=SLIDING, window=20,
+        is_causal=False,
+    ),
+    "convolutions": BlockShape(convolution=(3, 8)),
+    "selector": BlockShape(selector=(40, 5), extra={"final_logit_softcapping": 4.0}),
     "scales": BlockShape(
         extra={
             "input_embedding_scale": 3.0, "output_multiplier": 0.5, "final_logit_softcapping": 4.0,

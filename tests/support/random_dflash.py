@@ -36,6 +36,8 @@ class BlockShape:
     is_causal: bool | None = None
     rope_theta: float = 10000.0
     rope_scaling: Mapping[str, Any] | None = None
+    convolution: tuple[int, int] | None = None  # DFlash2's: taps, channels of a group
+    selector: tuple[int, int] | None = None  # DFlash2's: rank, candidates
     extra: Mapping[str, Any] = field(default_factory=dict)  # further entries of dflash_config
 
 
@@ -70,6 +72,10 @@ def drafter_config(target: Shape, shape: BlockShape) -> dict[str, Any]:
     if shape.layer_types is not None:
         layer["layer_types"] = list(shape.layer_types)
     own: dict[str, Any] = {"mask_token_id": shape.mask, **shape.extra}
+    if shape.convolution is not None:
+        own["conv_kernel_size"], own["conv_group_size"] = shape.convolution
+    if shape.selector is not None:
+        own["selector_rank"], own["selector_top_k"] = shape.selector
     outer: dict[str, Any] = {"block_size": shape.block}
     if shape.is_causal is not None:
         outer["is_causal"] = shape.is_causal
@@ -79,7 +85,9 @@ def drafter_config(target: Shape, shape: BlockShape) -> dict[str, Any]:
         return {"architectures": ["DFlashSpeculator"], **inner, **outer, **own, **read}
     own["target_layer_ids"] = [tap - 1 for tap in shape.taps]
     outer |= {"num_target_layers": target.layers, "dflash_config": own}
-    return {"architectures": ["DFlashDraftModel"], **layer, **outer}
+    is_second = shape.convolution is not None and shape.selector is not None
+    architecture = "DFlash2DraftModel" if is_second else "DFlashDraftModel"
+    return {"architectures": [architecture], **layer, **outer}
 
 
 def drafter_tensors(target: Shape, shape: BlockShape, seed: int) -> dict[str, NDArray[Any]]:
@@ -108,6 +116,11 @@ def drafter_tensors(target: Shape, shape: BlockShape, seed: int) -> dict[str, ND
         if shape.has_qk_norm:
             parts |= {f"self_attn.{name}_norm": (shape.head_dim,) for name in "qk"}
         sizes |= {f"{at}{name}.weight": size for name, size in parts.items()}
+        if shape.convolution is not None:
+            taps, group = shape.convolution
+            for name in ("attention_conv", "mlp_conv"):
+                sizes[f"{at}{name}.base_kernel"] = (2, taps, hidden)
+                sizes[f"{at}{name}.kernel_projection.weight"] = (2 * taps * hidden // group, hidden)
         if shape.has_biases:
             sizes |= {
                 f"{at}self_attn.{name}_proj.bias": parts[f"self_attn.{name}_proj"][:1]
@@ -115,6 +128,12 @@ def drafter_tensors(target: Shape, shape: BlockShape, seed: int) -> dict[str, ND
             }
     if shape.tokens is not None:
         sizes["lm_head.weight"] = (shape.tokens, hidden)
+    if shape.selector is not None:
+        rank, at = shape.selector[0], "candidate_selector."
+        sizes[f"{at}hidden_projection.weight"] = (rank, hidden)
+        sizes |= {
+            f"{at}{name}_codebook": (target.vocab, rank) for name in ("predecessor", "successor")
+        }
     if shape.has_embedding:
         sizes["embed_tokens.weight"] = (target.vocab, hidden)
     tensors: dict[str, NDArray[Any]] = {
@@ -131,9 +150,15 @@ def _draw(rng: np.random.Generator, name: str, size: tuple[int, ...]) -> NDArray
     noise = rng.standard_normal(size, np.float32)
     if name.endswith("bias"):
         return np.float32(0.3) * noise
+    if name.endswith("base_kernel"):
+        noise[:, 0] += 4  # mostly the row itself, as in trained ones
+        return np.float32(0.25) * noise
+    if name.endswith("codebook"):
+        return noise
     if len(size) == 1:
         return np.float32(1) + np.float32(0.2) * noise
-    gain = 4.0 if name == "lm_head.weight" else 1.0
+    gains = {"lm_head": 4.0, "kernel_projection": 0.25}
+    gain = gains.get(name.split(".")[-2], 1.0)
     return noise * np.float32(gain / np.sqrt(size[-1]))
 
 

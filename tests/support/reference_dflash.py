@@ -1,9 +1,10 @@
-"""DFlash drafters (arXiv 2602.06036) in NumPy float64; only weights and features are rounded.
+"""DFlash (arXiv 2602.06036) and DFlash2 drafters in NumPy float64; only weights and features are
+rounded.
 
 Knows nothing of caches, batches or of how much of a context is computed at once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,26 @@ class Drafter:
     def block(self, features: Array, tokens: Sequence[int], first: int = 0) -> Array:
         """Logits of each row of a block, [rows, tokens], after a context of `features`, [n, taps *
         hidden], at the positions from `first` on."""
+        layers = self.config.layers
+        logits = self.hidden(features, tokens, first) @ self.output_head.T * layers.logit_scale
+        cap = layers.logit_softcap
+        return logits if cap is None else cap * np.tanh(logits / cap)
+
+    def selected(self, logits: Array, hidden: Array, previous: int) -> Array:
+        """The logits of a row from which the token after `previous` is taken: -infinity for all
+        but the candidates. `hidden` is the row of `hidden()`."""
+        selector = self.config.selector
+        assert selector is not None
+        best = np.argsort(-logits, kind="stable")[: selector.candidates]
+        at, weights = "candidate_selector.", self.weights
+        before = weights[f"{at}predecessor_codebook"][previous]
+        gates = before * linear(weights, f"{at}hidden_projection", hidden)
+        found = np.full(len(logits), -np.inf)
+        found[best] = logits[best] + weights[f"{at}successor_codebook"][best] @ gates
+        return found
+
+    def hidden(self, features: Array, tokens: Sequence[int], first: int = 0) -> Array:
+        """The inputs of the output head, [rows, hidden]."""
         layers, weights = self.config.layers, self.weights
         start = first + len(features)
         context = self._norm("hidden_norm", linear(weights, "fc", features))
@@ -33,14 +54,33 @@ class Drafter:
             at = f"layers.{index}."
             own = {n.removeprefix(at): w for n, w in weights.items() if n.startswith(at)}
             a = self._norm(f"{at}input_layernorm", x)
-            x = x + linear(own, "self_attn.o_proj", self._attention(own, index, context, a, start))
+            a, around = self._convolved(own, "attention_conv", a)
+            mixed = self._attention(own, index, context, a, start)
+            x = x + around(linear(own, "self_attn.o_proj", mixed))
             b = self._norm(f"{at}post_attention_layernorm", x)
+            b, around = self._convolved(own, "mlp_conv", b)
             gate = linear(own, "mlp.gate_proj", b)
             gated = gate / (1 + np.exp(-gate)) * linear(own, "mlp.up_proj", b)
-            x = x + linear(own, "mlp.down_proj", gated)
-        logits = self._norm("norm", x) @ self.output_head.T * layers.logit_scale
-        cap = layers.logit_softcap
-        return logits if cap is None else cap * np.tanh(logits / cap)
+            x = x + around(linear(own, "mlp.down_proj", gated))
+        return self._norm("norm", x)
+
+    def _convolved(
+        self, own: Weights, name: str, x: Array
+    ) -> tuple[Array, Callable[[Array], Array]]:
+        """The convolution of `x`, [rows, hidden], and that of what is made of it."""
+        config = self.config.layers.dynamic_convolution
+        if config is None:
+            return x, lambda y: y
+        taps, (rows, hidden) = config.taps, x.shape
+        dynamic = linear(own, f"{name}.kernel_projection", x).reshape(rows, 2, taps, -1)
+        kernels = own[f"{name}.base_kernel"] + dynamic.repeat(config.group, axis=-1)
+
+        def convolve(side: int, y: Array) -> Array:
+            padded = np.concatenate([np.zeros((taps, hidden)), y])
+            earlier = [padded[taps - tap :][:rows] for tap in range(taps)]
+            return np.einsum("rtc,trc->rc", kernels[:, side], np.stack(earlier))
+
+        return convolve(0, x), lambda y: convolve(1, y)
 
     def _norm(self, name: str, x: Array) -> Array:
         return rms_norm(x, self.weights[f"{name}.weight"], self.config.layers.norm_eps)

@@ -278,6 +278,14 @@ class PerLayerInput:
 
     def __init__(self, *, gate: PackedWeight, projection: PackedWeight, post_norm: Norm) -> None: ...
 
+class DynamicConvolution:
+    """
+    Convolutions of the inputs and of the outputs of a part of a layer over the rows of a
+    forward. `base` is [2, taps, hidden]; `projection` is [2 * taps * groups, hidden].
+    """
+
+    def __init__(self, *, projection: PackedWeight, base: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)], taps: int, groups: int) -> None: ...
+
 class PerLayerEmbedding:
     """The per-layer embeddings of tokens; `table` is read in place."""
 
@@ -294,7 +302,7 @@ class Mixture:
 class LayerWeights:
     """The weights and traits of one layer."""
 
-    def __init__(self, *, attention_norm: Norm | None, attention_post_norm: Norm | None, feed_forward_norm: Norm | None, feed_forward_post_norm: Norm | None, query_norm: Norm | None, key_norm: Norm | None, value_norm: Norm | None, query_key_value: PackedWeight, output: PackedWeight, query_key_value_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, output_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, sinks: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, feed_forwards: _Sequence[FeedForward], mixture: Mixture | None, window: int, is_causal: bool, rope: int, attention: int, kv_layer: int, values_are_keys: bool, per_layer: PerLayerInput | None, output_scale: float, convolution: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, convolution_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, delta: DeltaWeights | None, latent: LatentWeights | None) -> None: ...
+    def __init__(self, *, attention_norm: Norm | None, attention_post_norm: Norm | None, feed_forward_norm: Norm | None, feed_forward_post_norm: Norm | None, query_norm: Norm | None, key_norm: Norm | None, value_norm: Norm | None, query_key_value: PackedWeight, output: PackedWeight, query_key_value_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, output_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, sinks: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, feed_forwards: _Sequence[FeedForward], mixture: Mixture | None, window: int, is_causal: bool, rope: int, attention: int, kv_layer: int, values_are_keys: bool, per_layer: PerLayerInput | None, output_scale: float, convolution: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, convolution_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, delta: DeltaWeights | None, latent: LatentWeights | None, attention_convolution: DynamicConvolution | None, feed_forward_convolution: DynamicConvolution | None) -> None: ...
 
 class AttentionShape:
     """The heads of attention, and the scale and soft cap of their scores."""
@@ -340,8 +348,16 @@ class ContextEntry:
 
     def __init__(self, *, fc: PackedWeight, norm: Norm, embedding: PackedWeight | None) -> None: ...
 
+class SelectorWeights:
+    """
+    The weights that rank the candidates of a row again; the codebooks, [vocabulary,
+    rank], are read in place.
+    """
+
+    def __init__(self, *, projection: PackedWeight, predecessors: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), device='cpu', writable=False)], successors: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), device='cpu', writable=False)], candidates: int) -> None: ...
+
 class Decoder:
-    def __init__(self, *, pool: Pool, isa: str, spec: DecoderSpec, layers: _Sequence[LayerWeights], final_norm: Norm, head: PackedWeight, embedding: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), device='cpu', writable=False)] | None, per_layer: PerLayerEmbedding | None = None, max_rows: int, entry: HeadEntry | None = None, context: ContextEntry | None = None) -> None: ...
+    def __init__(self, *, pool: Pool, isa: str, spec: DecoderSpec, layers: _Sequence[LayerWeights], final_norm: Norm, head: PackedWeight, embedding: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), device='cpu', writable=False)] | None, per_layer: PerLayerEmbedding | None = None, max_rows: int, entry: HeadEntry | None = None, context: ContextEntry | None = None, selector: SelectorWeights | None = None) -> None: ...
 
     @property
     def max_rows(self) -> int: ...

@@ -68,6 +68,8 @@ def _block_readings(files: BlockFiles, layers: int) -> Iterator[tuple[str, Files
         causal = tuple(not c and w > 0 for c, w in zip(own.causal, own.windows, strict=True))
         name = f"is_causal {_word(any(causal))}"
         yield name, replace(files, layers=replace(own, causal=causal))
+    if files.config.selector is not None:
+        yield "no selector", replace(files, config=replace(files.config, selector=None))
     if not all(own.windows):
         causal = (True,) * own.num_layers
         yield "causal in all layers", replace(files, layers=replace(own, causal=causal))

@@ -114,6 +114,18 @@ class PerLayerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class DynamicConvolutionConfig:
+    """Convolutions around attention and feed forward, over the rows of a forward (DFlash2).
+
+    Each row is a sum over itself and the `taps - 1` rows before it. Coefficients are weights by
+    channel, plus a projection of the row with one value for each group of `group` channels.
+    """
+
+    taps: int
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderConfig:
     """A decoder-only transformer: rotary positions, grouped queries, norms, feed forwards.
 
@@ -172,6 +184,7 @@ class DecoderConfig:
     mtp: MtpConfig | None = None  # of the family; the checkpoint may lack the layer
     reads_pairs: bool = False  # attention reads [embedding; hidden], as in an EAGLE-3 head
     causal: tuple[bool, ...] = ()  # by layer; empty: all layers are causal
+    dynamic_convolution: DynamicConvolutionConfig | None = None
 
     @property
     def recurrent_layers(self) -> tuple[bool, ...]:

@@ -1,4 +1,4 @@
-"""The configuration of a DFlash drafter (arXiv 2602.06036): layers, block, what it reads.
+"""The configuration of a DFlash drafter (arXiv 2602.06036) or a DFlash2 one.
 
 Fields as z-lab and vLLM's speculators write them. Knows no weights.
 """
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from specqd.config.decoder import (
     DecoderConfig,
+    DynamicConvolutionConfig,
     layer_count,
     read_decoder,
     read_layer_types,
@@ -18,15 +19,26 @@ from specqd.config.rope import rope_fields
 from specqd.errors import ConfigError, SpecqdError, shown
 
 MOST_BLOCK = 64  # rows of a block
+_MOST_RANK, _MOST_CANDIDATES = 65_536, 1024  # of a selector
 _DSPARK = "its rows predict the token after their own place, with a chain over them (DSpark)"
 _ARCHITECTURES = {  # refused, by the beginning of the name, and why
-    "DFlash2": "it has convolutions and a selector of candidates (DFlash2)",
     "DSpark": _DSPARK,
     "Domino": "it is a Domino drafter",
     "Laguna": "it has gated attention (Laguna)",
 }
 _MASK = "mask_token_id"
 _TARGET_IDS, _BOUNDARIES = "target_layer_ids", "aux_hidden_state_layer_ids"
+_TAPS, _GROUP = "conv_kernel_size", "conv_group_size"
+_RANK, _CANDIDATES = "selector_rank", "selector_top_k"
+
+
+@dataclass(frozen=True, slots=True)
+class SelectorConfig:
+    """A selector of tokens (DFlash2): the best `candidates` of a row are ranked again by how they
+    follow the token before, a product of vectors of `rank` values."""
+
+    rank: int
+    candidates: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +49,7 @@ class BlockConfig:
     layer b. `block` is the number of rows with which the drafter was trained, that of the newest
     token included. `mask` is the token id of the other rows. `layers` is a decoder of the drafter's
     layers, with the vocabulary of the target; the tensors say which biases and norms it has.
+    DFlash2 drafters have convolutions in their layers, and a selector.
     """
 
     path: Path
@@ -44,6 +57,7 @@ class BlockConfig:
     block: int
     mask: int
     layers: DecoderConfig
+    selector: SelectorConfig | None = None
 
 
 def read_block_config(directory: Path, target: DecoderConfig) -> BlockConfig:
@@ -55,12 +69,15 @@ def read_block_config(directory: Path, target: DecoderConfig) -> BlockConfig:
     layer = fields.part(inner) if fields.object(inner) is not None else fields
     layers = _read_layers(layer, fields, own, target)
     mask = _holder(fields, own, _MASK)
+    block = _stated(fields, own, "block_size", 2, MOST_BLOCK)
+    convolution = _read_convolution(fields, own, layers.hidden_size, block)
     return BlockConfig(
         path=directory,
         taps=_read_taps(fields, own, target.num_layers, layers.num_layers),
-        block=_holder(fields, own, "block_size").integer("block_size", least=2, most=MOST_BLOCK),
+        block=block,
         mask=_read_mask(mask, target.vocab_size),
-        layers=layers,
+        layers=replace(layers, dynamic_convolution=convolution),
+        selector=_read_selector(fields, own, target.vocab_size),
     )
 
 
@@ -73,6 +90,41 @@ def states_mask(directory: Path) -> bool:
 def _holder(fields: Fields, own: Fields, name: str) -> Fields:
     """The object that states a field: `dflash_config`, or the one around it."""
     return fields if own.get(name) is None else own
+
+
+def _stated(fields: Fields, own: Fields, name: str, least: int, most: int) -> int:
+    return _holder(fields, own, name).integer(name, least=least, most=most)
+
+
+def _has(fields: Fields, own: Fields, names: tuple[str, ...]) -> bool:
+    """Whether the architecture is DFlash2, or one of these fields of its parts is stated."""
+    stated = fields.get("architectures")
+    architectures = stated if isinstance(stated, list) else []
+    return any(str(each).startswith("DFlash2") for each in architectures) or any(
+        _holder(fields, own, name).get(name) is not None for name in names
+    )
+
+
+def _read_convolution(
+    fields: Fields, own: Fields, hidden: int, block: int
+) -> DynamicConvolutionConfig | None:
+    if not _has(fields, own, (_TAPS, _GROUP)):
+        return None
+    taps = _stated(fields, own, _TAPS, 1, block)
+    group = _stated(fields, own, _GROUP, 1, hidden)
+    if hidden % group:
+        raise _holder(fields, own, _GROUP).error(
+            _GROUP, f"{group} does not divide hidden_size, {hidden}"
+        )
+    return DynamicConvolutionConfig(taps, group)
+
+
+def _read_selector(fields: Fields, own: Fields, vocabulary: int) -> SelectorConfig | None:
+    if not _has(fields, own, (_RANK, _CANDIDATES)):
+        return None
+    rank = _stated(fields, own, _RANK, 1, _MOST_RANK)
+    most = min(vocabulary, _MOST_CANDIDATES)
+    return SelectorConfig(rank, _stated(fields, own, _CANDIDATES, 1, most))
 
 
 def _refuse_others(fields: Fields, own: Fields, directory: Path) -> None:
@@ -121,7 +173,10 @@ def _read_layers(
         max_positions=target.max_positions,
         windows=windows,
     )
-    cap = own.optional_number("final_logit_softcapping", 1e-30, 1e30)
+    cap, embedding_scale, logit_scale = (
+        _holder(fields, own, name)
+        for name in ("final_logit_softcapping", "input_embedding_scale", "output_multiplier")
+    )
     return replace(
         read,
         model_type="dflash",
@@ -130,9 +185,9 @@ def _read_layers(
         output_bias=False,
         tied_embeddings=False,
         causal=tuple(window > 0 and is_causal for window in windows),
-        embedding_scale=own.positive("input_embedding_scale", 1.0),
-        logit_scale=own.positive("output_multiplier", 1.0),
-        logit_softcap=cap,
+        embedding_scale=embedding_scale.positive("input_embedding_scale", 1.0),
+        logit_scale=logit_scale.positive("output_multiplier", 1.0),
+        logit_softcap=cap.optional_number("final_logit_softcapping", 1e-30, 1e30),
     )
 
 

@@ -61,6 +61,8 @@ class TensorNames:
     latent: str = "self_attn.kv_a_proj_with_mqa"
     latent_norm: str = "self_attn.kv_a_layernorm"
     latent_keys_values: str = "self_attn.kv_b_proj"
+    attention_convolution: str = "attention_conv"
+    feed_forward_convolution: str = "mlp_conv"
     layer_scale: str = "layer_scalar"
     per_layer_table: str = "model.embed_tokens_per_layer"
     per_layer_embedding: str = "model.per_layer_model_projection"

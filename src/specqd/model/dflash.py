@@ -33,8 +33,6 @@ _NAMES = TensorNames(layers="layers", final_norm="norm")
 _OTHERS = {  # parts of tensors' names that other drafters have, and which drafters
     "markov_": "DSpark",
     "g_proj": "Laguna",
-    "selector": "DFlash2",
-    "conv": "DFlash2",
     "mask_embed": "drafters with an embedding of masks of their own",
     "domino": "Domino",
 }
@@ -83,6 +81,8 @@ class BlockFiles:
         tensors = TensorDirectory.open(directory)
         _refuse_others(tensors)
         ids = read_ids(tensors, target.vocab_size)
+        if ids and config.selector is not None:
+            raise wrong(tensors, "a selector of candidates and token ids of its own (d2t)")
         files = cls(config, tensors, _with_tensors(tensors, config, target), target, ids)
         refuse_unknown(tensors, lambda loader: _read(loader, files))
         return files
@@ -136,6 +136,7 @@ class BlockWeights:
     final_norm: _native.Norm
     embedding: Bits | None
     output_head: _native.PackedWeight | None
+    selector: _native.SelectorWeights | None
 
 
 def _read(loader: Loader, files: BlockFiles) -> BlockWeights:
@@ -152,6 +153,19 @@ def _read(loader: Loader, files: BlockFiles) -> BlockWeights:
         output_head=loader.linear("lm_head", (c.vocab_size, hidden), reader.head_inputs())
         if files.has("lm_head")
         else None,
+        selector=_read_selector(loader, files) if files.config.selector else None,
+    )
+
+
+def _read_selector(loader: Loader, files: BlockFiles) -> _native.SelectorWeights:
+    config, at = files.config.selector, "candidate_selector."
+    assert config is not None
+    codebook = (files.layers.vocab_size, config.rank)
+    return _native.SelectorWeights(
+        projection=loader.linear(f"{at}hidden_projection", (config.rank, files.layers.hidden_size)),
+        predecessors=loader.embedding(f"{at}predecessor_codebook", codebook),
+        successors=loader.embedding(f"{at}successor_codebook", codebook),
+        candidates=config.candidates,
     )
 
 
@@ -179,6 +193,7 @@ def load_block_drafter(
         context=_native.ContextEntry(
             fc=own.fc, norm=own.context_norm, embedding=theirs.head if is_tied else None
         ),
+        selector=own.selector,
     )
     loader.finish()
     return decoder

@@ -12,6 +12,7 @@ from specqd.formats.safetensors import TensorDirectory, is_matrix
 
 _LAYER = re.compile(r"(?:layers\.(\d+)|midlayer)\.")
 _FP4_BITS = 4.25  # per weight
+_NOT_PACKED = ("_codebook", ".base_kernel")  # matrices that are BF16 in every precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class HeadSummary:
     """A head's kind and size. `block` is the number of rows of a block; None for EAGLE-3 heads.
     Bytes are those of all tensors, in BF16 and with matrices in 4 bits."""
 
-    kind: Literal["DFlash drafter", "EAGLE-3 head"]
+    kind: Literal["DFlash drafter", "DFlash2 drafter", "EAGLE-3 head"]
     block: int | None
     layers: int
     hidden_size: int
@@ -41,11 +42,19 @@ class HeadSummary:
         is_block = "hidden_norm.weight" in tensors
         if "fc.weight" not in tensors or not (is_eagle or is_block):
             return None
-        shapes = [view.shape for view in tensors.values() if view.dtype in ("BF16", "F16", "F32")]
-        matrices = sum(prod(shape) for shape in shapes if is_matrix(shape))
-        parameters = sum(map(prod, shapes))
+        sizes = {
+            name: prod(view.shape)
+            for name, view in tensors.items()
+            if view.dtype in ("BF16", "F16", "F32")
+        }
+        matrices = sum(
+            size
+            for name, size in sizes.items()
+            if is_matrix(tensors[name].shape) and not name.endswith(_NOT_PACKED)
+        )
+        parameters = sum(sizes.values())
         return cls(
-            kind="DFlash drafter" if is_block else "EAGLE-3 head",
+            kind=_kind(tensors) if is_block else "EAGLE-3 head",
             block=_block(directory) if is_block else None,
             layers=len(layers),
             hidden_size=tensors["fc.weight"].shape[0],
@@ -53,6 +62,11 @@ class HeadSummary:
             bf16_bytes=2 * parameters,
             fp4_bytes=2 * (parameters - matrices) + round(_FP4_BITS / 8 * matrices),
         )
+
+
+def _kind(tensors: TensorDirectory) -> Literal["DFlash drafter", "DFlash2 drafter"]:
+    is_second = any(name.startswith("candidate_selector.") for name in tensors)
+    return "DFlash2 drafter" if is_second else "DFlash drafter"
 
 
 def _block(directory: Path) -> int:

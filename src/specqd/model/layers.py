@@ -108,6 +108,22 @@ class LayerReader:
             convolution_bias=mixer.convolution_bias,
             delta=mixer.delta,
             latent=mixer.latent,
+            attention_convolution=self._convolution(at + names.attention_convolution),
+            feed_forward_convolution=self._convolution(at + names.feed_forward_convolution),
+        )
+
+    def _convolution(self, module: str) -> _native.DynamicConvolution | None:
+        config, hidden = self._config.dynamic_convolution, self._config.hidden_size
+        if config is None:
+            return None
+        groups = hidden // config.group
+        base = self._loader.small(f"{module}.base_kernel", (2, config.taps, hidden))
+        projection = f"{module}.kernel_projection"
+        return _native.DynamicConvolution(
+            projection=self._loader.linear(projection, (2 * config.taps * groups, hidden)),
+            base=base.reshape(-1),
+            taps=config.taps,
+            groups=groups,
         )
 
     def _mixer(self, index: int, at: str, inputs: LayerInputs) -> MixerWeights:
