@@ -1,12 +1,13 @@
 """Trains a DFlash drafter for a small Llama, so that acceptance can prove how ours reads one.
 
-    python parity/train_dflash.py MODEL OUT --minutes 50
+    python parity/train_dflash.py MODEL OUT --minutes 50 [--second]
 
 The texts are the sources of Python's standard library. Every twentieth file is held out: OUT gets
 prompts of those (prompts.jsonl) for `specqd bench head`. The drafter begins with the model's first
 layers; its embedding and output head are the model's and stay as they are. OUT is written again
 every few minutes, so a training that was stopped leaves a drafter. If OUT has a drafter, the
-training continues from that one.
+training continues from that one. With --second it becomes a DFlash2 drafter: it gets convolutions,
+which change nothing at first, and a selector.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import math
 import sys
 import sysconfig
 import timeit
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, process_time
@@ -23,7 +24,7 @@ from time import monotonic, process_time
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
-from torch.nn.functional import linear, log_softmax, scaled_dot_product_attention, silu
+from torch.nn.functional import linear, log_softmax, pad, scaled_dot_product_attention, silu
 from transformers import AutoModelForCausalLM
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
@@ -31,6 +32,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 from dflash import Dflash
 
 Tensor = torch.Tensor
+SELECTOR = "candidate_selector"
 LENGTH = 512  # tokens of a text
 HELD_OUT = 20  # one file of so many
 PROMPT_CHARACTERS = 800
@@ -38,6 +40,8 @@ LAYERS, BLOCK = 3, 4
 TAPS = (2, 4, 5, 6, 7)  # boundaries of the model's layers
 ANCHORS = 128  # blocks of a text, new in each step
 FADE = 2.0  # places after which a place weighs e times less
+CONVOLUTION_TAPS, GROUP = 2, 16  # of DFlash2: rows that a convolution sums, channels of a group
+RANK, CANDIDATES = 64, 16  # of DFlash2's selector
 RATE, WARMUP, CLIP = 1e-3, 0.04, 1.0
 SAVE_SECONDS = 480.0
 
@@ -107,8 +111,11 @@ class Teacher:
 class Drafter:
     """A drafter that learns: many blocks of each text at once."""
 
-    def __init__(self, teacher: Teacher, mask: int, earlier: dict[str, Tensor]) -> None:
+    def __init__(
+        self, teacher: Teacher, mask: int, earlier: dict[str, Tensor], is_second: bool
+    ) -> None:
         self.config, self.mask = teacher.config, mask
+        self.is_second = is_second or f"{SELECTOR}.predecessor_codebook" in earlier
         theirs = teacher.weights
         self.embedding = theirs["model.embed_tokens.weight"]
         self.head = theirs.get("lm_head.weight", self.embedding)
@@ -122,8 +129,45 @@ class Drafter:
             at = f"model.layers.{layer}."
             found = [name for name in theirs if name.startswith(at)]
             self.w |= {f"layers.{layer}.{name.removeprefix(at)}": theirs[name] for name in found}
+        if self.is_second:
+            self.w |= self._parts_of_second(hidden)
         self.w |= {name: tensor.float() for name, tensor in earlier.items()}
         self.w = {name: tensor.clone().requires_grad_() for name, tensor in self.w.items()}
+
+    def _parts_of_second(self, hidden: int) -> dict[str, Tensor]:
+        """Convolutions that change nothing, and a selector."""
+        base = torch.zeros(2, CONVOLUTION_TAPS, hidden)
+        base[:, 0] = 1
+        projection = torch.zeros(2 * CONVOLUTION_TAPS * hidden // GROUP, hidden)
+        parts: dict[str, Tensor] = {}
+        for layer in range(LAYERS):
+            for name in ("attention_conv", "mlp_conv"):
+                at = f"layers.{layer}.{name}"
+                parts[f"{at}.base_kernel"] = base
+                parts[f"{at}.kernel_projection.weight"] = projection
+        vocabulary = self.config.vocab_size
+        parts[f"{SELECTOR}.hidden_projection.weight"] = torch.randn(RANK, hidden) / hidden**0.5
+        for name in ("predecessor", "successor"):
+            parts[f"{SELECTOR}.{name}_codebook"] = 0.1 * torch.randn(vocabulary, RANK)
+        return parts
+
+    def convolved(self, x: Tensor, at: str) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """The convolution of a part's inputs, [n, rows, hidden], and that of its outputs."""
+        if not self.is_second:
+            return x, lambda y: y
+        sizes = (2, CONVOLUTION_TAPS, -1)
+        dynamic = self.linear(x, f"{at}.kernel_projection").unflatten(-1, sizes)
+        kernels = self.w[f"{at}.base_kernel"] + dynamic.repeat_interleave(GROUP, -1)
+
+        def convolve(side: int, y: Tensor) -> Tensor:
+            rows = y.unflatten(1, (-1, BLOCK))
+            parts = (
+                kernels[:, :, side, tap] * pad(rows, (0, 0, tap, 0))[:, :, :BLOCK].flatten(1, 2)
+                for tap in range(CONVOLUTION_TAPS)
+            )
+            return sum(parts, torch.zeros(()))
+
+        return convolve(0, x), lambda y: convolve(1, y)
 
     def norm(self, x: Tensor, name: str) -> Tensor:
         wide = x.float()
@@ -147,9 +191,12 @@ class Drafter:
         cos, sin = angles.cos(), angles.sin()
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(made.dtype)
 
-    def logits(self, features: Tensor, tokens: Tensor, anchors: Tensor) -> Tensor:
-        """The logits of blocks, [n, blocks, BLOCK - 1, vocabulary]. anchors: the positions of their
-        newest tokens, [n, blocks]."""
+    def logits(
+        self, features: Tensor, tokens: Tensor, anchors: Tensor, is_selected: bool = True
+    ) -> Tensor:
+        """The logits of blocks, [n, blocks, BLOCK - 1, vocabulary]: with a selector, what it adds
+        after the text's own tokens is part of them, for candidates and other tokens alike. anchors:
+        the positions of their newest tokens, [n, blocks]."""
         (n, length), blocks = tokens.shape, anchors.shape[1]
         context = self.norm(self.linear(features, "fc"), "hidden_norm")
         x = self.embedding[self.mask].expand(n, blocks, BLOCK, -1).clone()
@@ -163,7 +210,8 @@ class Drafter:
         seen = torch.cat([before, same], -1)[:, None]
         for layer in range(LAYERS):
             at = f"layers.{layer}."
-            a, own = self.norm(x, f"{at}input_layernorm"), f"{at}self_attn."
+            a, around = self.convolved(self.norm(x, f"{at}input_layernorm"), f"{at}attention_conv")
+            own = f"{at}self_attn."
             q = self.heads(a, f"{own}q_proj", rows)
             k, v = (
                 torch.cat([self.heads(context, name, where), self.heads(a, name, whose)], 2)
@@ -174,19 +222,34 @@ class Drafter:
             )
             k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], 1) for part in (k, v))
             mixed = scaled_dot_product_attention(q, k, v, attn_mask=seen)
-            x = x + self.linear(mixed.transpose(1, 2).flatten(2), f"{own}o_proj")
+            x = x + around(self.linear(mixed.transpose(1, 2).flatten(2), f"{own}o_proj"))
             b = self.norm(x, f"{at}post_attention_layernorm")
+            b, around = self.convolved(b, f"{at}mlp_conv")
             gate = silu(self.linear(b, f"{at}mlp.gate_proj"))
-            x = x + self.linear(gate * self.linear(b, f"{at}mlp.up_proj"), f"{at}mlp.down_proj")
+            made = self.linear(gate * self.linear(b, f"{at}mlp.up_proj"), f"{at}mlp.down_proj")
+            x = x + around(made)
         last = self.norm(x, "norm").unflatten(1, (blocks, BLOCK))[:, :, 1:]
         # torch multiplies a view of a part as many small matrices, which is slow.
-        return linear(last.flatten(0, 2), self.head).unflatten(0, (n, blocks, BLOCK - 1))
+        flat = last.flatten(0, 2)
+        logits = linear(flat, self.head)
+        if self.is_second and is_selected:
+            known = (anchors[..., None] + torch.arange(BLOCK - 1)).flatten(1)
+            gates = self.w[f"{SELECTOR}.predecessor_codebook"][tokens.gather(1, known).flatten()]
+            gates = gates * self.linear(flat, f"{SELECTOR}.hidden_projection")
+            logits = logits + linear(gates, self.w[f"{SELECTOR}.successor_codebook"])
+        return logits.unflatten(0, (n, blocks, BLOCK - 1))
 
     def write(self, out: Path) -> None:
         """Writes the drafter as z-lab's are."""
         theirs = self.config
+        second = {
+            "conv_kernel_size": CONVOLUTION_TAPS,
+            "conv_group_size": GROUP,
+            "selector_rank": RANK,
+            "selector_top_k": CANDIDATES,
+        }
         config = {
-            "architectures": ["DFlashDraftModel"],
+            "architectures": ["DFlash2DraftModel" if self.is_second else "DFlashDraftModel"],
             "model_type": "qwen3",
             "hidden_size": theirs.hidden_size,
             "intermediate_size": theirs.intermediate_size,
@@ -203,6 +266,7 @@ class Drafter:
             "dflash_config": {
                 "mask_token_id": self.mask,
                 "target_layer_ids": [tap - 1 for tap in TAPS],
+                **(second if self.is_second else {}),
             },
         }
         (out / "config.json").write_text(json.dumps(config, indent=1))
@@ -301,7 +365,7 @@ def check(teacher: Teacher, drafter: Drafter, model: Path, out: Path, tokens: Te
     for name, tensor in drafter.w.items():
         tensor.data = reference.w[name]
     with torch.no_grad():
-        found = drafter.logits(features, tokens[None], torch.tensor([[anchor]]))[0, 0]
+        found = drafter.logits(features, tokens[None], torch.tensor([[anchor]]), False)[0, 0]
     error = (found - wanted).norm() / wanted.norm()
     print(f"differs from the reference by {error:.1e} of the logits")
     assert error < 1e-4
@@ -314,6 +378,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=50.0, help="of work of all threads")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batch", type=int, default=4, help="texts of a step")
+    parser.add_argument("--second", action="store_true", help="train a DFlash2 drafter")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     path = args.out / "model.safetensors"
@@ -326,7 +391,8 @@ def main() -> None:
     texts, teacher = Texts.read(args.model), Teacher(args.model, faster_dtype())
     prompts = (json.dumps({"prompt": prompt}) + "\n" for prompt in texts.prompts)
     (args.out / "prompts.jsonl").write_text("".join(prompts))
-    drafter = Drafter(teacher, texts.unused(teacher.config.vocab_size), earlier)
+    unused = texts.unused(teacher.config.vocab_size)
+    drafter = Drafter(teacher, unused, earlier, args.second)
     print(f"{len(texts.learned)} texts to learn, {len(texts.held_out)} held out", flush=True)
     train(teacher, drafter, texts, args.out, args.batch, args.minutes)
     check(teacher, drafter, args.model, args.out, texts.held_out[0])
