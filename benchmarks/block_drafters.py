@@ -1,8 +1,9 @@
 """Prints what a DFlash drafter of random weights costs, and what that allows: a projection.
 
-    python benchmarks/block_drafters.py MODEL [--depth 36]
+    python benchmarks/block_drafters.py MODEL [--depth 36] [--second]
 
-The drafter has the model's own shapes, 5 layers and 5 taps, as z-lab's have for Qwen3. A prompt is
+The drafter has the model's own shapes, 5 layers and 5 taps, as z-lab's have for Qwen3; with
+--second, it is a DFlash2 drafter. Sampling is part of the time of a block. A prompt is
 forwarded and absorbed; then exact rows and blocks are forwarded after it. Times are the least of
 all rounds, because interference only adds time. With --depth, those of the model are scaled to so
 many layers: those of rows by the weights, that of the prompt by the layers.
@@ -51,7 +52,7 @@ class Case:
     def open(cls, options: Namespace, machine: Machine, folder: Path) -> "Case":
         length = options.prompt
         model = Model.open(options.model, machine=machine, cache_positions=4 * length)
-        files = BlockFiles.open(_drafter(folder, model.config), model.config)
+        files = BlockFiles.open(_drafter(folder, model.config, options.second), model.config)
         decoder = load_block_drafter(files, model)
         heads = {each: BlockHead(files, decoder, model, each) for each in Precision}
         tokens = np.random.default_rng(1).integers(0, model.vocabulary, length).tolist()
@@ -69,8 +70,12 @@ class Case:
         return perf_counter() - begun
 
     def block_s(self, head: BlockHead, count: int) -> float:
+        """Seconds of a block, whose tokens are sampled one after the other."""
         block, begun = head.block_rows(self.text, count), perf_counter()
         head.forward([block])
+        for row in range(count - 1):
+            self.text.guess(head.verify(row, [], self.text)[0])
+        self.text.forget_guesses(count - 1)
         return perf_counter() - begun
 
     def prompt_s(self) -> float:
@@ -104,12 +109,13 @@ class Case:
         return arms
 
 
-def _drafter(folder: Path, config: DecoderConfig) -> Path:
+def _drafter(folder: Path, config: DecoderConfig, is_second: bool) -> Path:
     target = Shape(hidden=config.hidden_size, vocab=config.vocab_size, layers=config.num_layers)
     taps = tuple(1 + round(i * (config.num_layers - 2) / (LAYERS - 1)) for i in range(LAYERS))
     block = BlockShape(
         taps=taps, layers=LAYERS, heads=config.num_heads, kv_heads=config.num_kv_heads,
         head_dim=config.head_dim, ffn=config.intermediate_size, block=BLOCK,
+        convolution=(2, 16) if is_second else None, selector=(256, 16) if is_second else None,
     )  # fmt: skip
     return make_drafter(folder, target, block, seed=1)
 
@@ -144,6 +150,7 @@ def main() -> None:
     arguments.add_argument("model", type=Path)
     arguments.add_argument("--depth", type=int, help="layers to which times are scaled")
     arguments.add_argument("--prompt", type=int, default=512, help="tokens")
+    arguments.add_argument("--second", action="store_true", help="a DFlash2 drafter")
     options = arguments.parse_args()
     machine = Machine.choose(options.threads, options.isa)
     with TemporaryDirectory() as folder:

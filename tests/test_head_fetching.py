@@ -68,7 +68,7 @@ def test_the_heads_of_every_maker_are_fetched(
 @pytest.mark.parametrize(
     ("entries", "file", "why"),
     [
-        ({"architectures": ["DFlash2DraftModel"]}, None, "DFlash2"),
+        ({"architectures": ["DSparkDraftModel"]}, None, "DSpark"),
         ({"num_target_layers": 36}, None, "the drafter belongs to another model"),
         ({}, "mask_embedding.pt", "an embedding of masks of its own"),
     ],

@@ -36,9 +36,11 @@ class Entry:
     head: str | None = None
     embeds: bool = False
 
-    def named(self, name: str, repository: str, *, embeds: bool = False) -> "Entry":
+    def named(
+        self, name: str, repository: str, *, embeds: bool = False, head: str | None = None
+    ) -> "Entry":
         """Another model of the same shape."""
-        return replace(self, name=name, repository=repository, embeds=embeds)
+        return replace(self, name=name, repository=repository, embeds=embeds, head=head)
 
     @property
     def memory_gb(self) -> float:
@@ -240,7 +242,7 @@ CATALOGUE = (
     _QWEN3_5_35B_A3B,
     _QWEN3_5_27B.named("qwen3.6:27b", "Qwen/Qwen3.6-27B"),
     _QWEN3_5_35B_A3B.named("qwen3.6:35b-a3b", "Qwen/Qwen3.6-35B-A3B"),
-    _QWEN3_5_27B.named("qwen3.8:27b", "Qwen/Qwen3.8-27B"),
+    _QWEN3_5_27B.named("qwen3.8:27b", "Qwen/Qwen3.8-27B", head="z-lab/Qwen3.8-27B-DFlash2"),
     Entry("smollm2:135m", "HuggingFaceTB/SmolLM2-135M-Instruct", "llama", 0.134, 0.134, 23.04),
     Entry("smollm2:360m", "HuggingFaceTB/SmolLM2-360M-Instruct", "llama", 0.362, 0.362, 40.96),
     Entry("smollm2:1.7b", "HuggingFaceTB/SmolLM2-1.7B-Instruct", "llama", 1.711, 1.711, 196.61),
