@@ -96,6 +96,23 @@ def test_only_sliding_layers_are_causal(
     assert files.layers.windows == (9, 0)
 
 
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("where", ["is_causal", "causal", "sliding_window_non_causal"])
+def test_makers_have_three_words_for_causality(
+    where: str, is_causal: bool, target: Path, tmp_path: Path
+) -> None:
+    kinds = ("sliding_attention", "full_attention")
+    extra = {"causal": is_causal} if where == "causal" else {}
+    shape = replace(DRAFTER, layer_types=kinds, window=9, extra=extra)
+    drafter = make_drafter(tmp_path, TARGET, shape, 1)
+    if where == "is_causal":
+        change_config(drafter, is_causal=is_causal)
+    elif where == "sliding_window_non_causal":
+        change_config(drafter, sliding_window_non_causal=not is_causal)
+    files = BlockFiles.open(drafter, read_config(target))
+    assert files.layers.causal == (is_causal, False)
+
+
 # --- Refusals -------------------------------------------------------------------------------------
 
 Tensors = dict[str, NDArray[Any]]
@@ -130,6 +147,8 @@ DAMAGES: dict[str, tuple[Damage, type[SpecqdError], str]] = {
     "DSpark": (put("architectures", ["DSparkDraftModel"]), ConfigError, "DSpark"),
     "DSpark's tensor": (resize("markov_head.weight", 4, 4), TensorError, "DSpark"),
     "DSpark's flag": (put("sample_from_anchor", True), ConfigError, "sample_from_anchor"),
+    "shifted labels": (put("shift_label", True), ConfigError, "shift_label"),
+    "Domino by its projector": (put("projector_type", "domino"), ConfigError, "Domino"),
     "Domino": (put("architectures", ["DominoDraftModel"]), ConfigError, "Domino"),
     "Laguna": (resize("layers.0.self_attn.g_proj.weight", 64, 64), TensorError, "Laguna"),
     "selector": (resize("candidate_selector.prefix.weight", 4, 4), TensorError, "no known head"),

@@ -20,10 +20,11 @@ from specqd.errors import ConfigError, SpecqdError, shown
 
 MOST_BLOCK = 64  # rows of a block
 _MOST_RANK, _MOST_CANDIDATES = 65_536, 1024  # of a selector
-_DSPARK = "its rows predict the token after their own place, with a chain over them (DSpark)"
+_SHIFTED = "its rows predict the token after their own place"
+_DOMINO = "it is a Domino drafter"
 _ARCHITECTURES = {  # refused, by the beginning of the name, and why
-    "DSpark": _DSPARK,
-    "Domino": "it is a Domino drafter",
+    "DSpark": f"{_SHIFTED}, with a chain over them (DSpark)",
+    "Domino": _DOMINO,
     "Laguna": "it has gated attention (Laguna)",
 }
 _MASK = "mask_token_id"
@@ -134,8 +135,11 @@ def _refuse_others(fields: Fields, own: Fields, directory: Path) -> None:
             if isinstance(name, str) and name.startswith(beginning):
                 raise ConfigError(f"{fields.path}: {shown(name)} is not supported: {why}")
     for holder in (fields, own):
-        if holder.flag("sample_from_anchor"):
-            raise holder.error("sample_from_anchor", f"is not supported: {_DSPARK}")
+        for name in ("sample_from_anchor", "shift_label"):
+            if holder.flag(name):
+                raise holder.error(name, f"is not supported: {_SHIFTED}")
+        if holder.get("projector_type") == "domino":
+            raise holder.error("projector_type", f"is not supported: {_DOMINO}")
         for name in ("quantization_config", "compression_config"):
             if holder.get(name) is not None:
                 raise holder.error(name, "is not supported; use the drafter in BF16")
@@ -167,7 +171,7 @@ def _read_layers(
     windows = windows_of(
         layer, ["full_attention" if k == "attention" else k for k in kinds], window
     )
-    is_causal = _holder(fields, own, "causal").flag("causal", fields.flag("is_causal", True))
+    is_causal = _is_causal(fields, own)
     read = read_decoder(
         layer.with_values(vocab_size=target.vocab_size, bos_token_id=None, eos_token_id=None),
         max_positions=target.max_positions,
@@ -189,6 +193,14 @@ def _read_layers(
         logit_scale=logit_scale.positive("output_multiplier", 1.0),
         logit_softcap=cap.optional_number("final_logit_softcapping", 1e-30, 1e30),
     )
+
+
+def _is_causal(fields: Fields, own: Fields) -> bool:
+    """Whether layers with windows are causal within a block. Makers have three words for it."""
+    opposite = "sliding_window_non_causal"
+    if fields.get(opposite) is not None:
+        return not fields.flag(opposite)
+    return _holder(fields, own, "causal").flag("causal", fields.flag("is_causal", True))
 
 
 def _read_taps(fields: Fields, own: Fields, layers: int, own_layers: int) -> tuple[int, ...]:
