@@ -163,8 +163,8 @@ def _read_selector(loader: Loader, files: BlockFiles) -> _native.SelectorWeights
     codebook = (files.layers.vocab_size, config.rank)
     return _native.SelectorWeights(
         projection=loader.linear(f"{at}hidden_projection", (config.rank, files.layers.hidden_size)),
-        predecessors=loader.embedding(f"{at}predecessor_codebook", codebook),
-        successors=loader.embedding(f"{at}successor_codebook", codebook),
+        predecessors=loader.embedding(f"{at}predecessor_codebook", codebook).copy(),
+        successors=loader.embedding(f"{at}successor_codebook", codebook).copy(),
         candidates=config.candidates,
     )
 
