@@ -1,12 +1,12 @@
 """Prints what a DFlash drafter of random weights costs, and what that allows: a projection.
 
-    python benchmarks/block_drafters.py MODEL [--depth 36] [--second]
+    python benchmarks/block_drafters.py MODEL [--depth 36] [--dflash2]
 
 The drafter has the model's own shapes, 5 layers and 5 taps, as z-lab's have for Qwen3; with
---second, it is a DFlash2 drafter. Sampling is part of the time of a block. A prompt is
-forwarded and absorbed; then exact rows and blocks are forwarded after it. Times are the least of
-all rounds, because interference only adds time. With --depth, those of the model are scaled to so
-many layers: those of rows by the weights, that of the prompt by the layers.
+--dflash2, it is a DFlash2 drafter. A prompt is forwarded and absorbed; then exact rows and blocks
+are forwarded after it. The time of a block includes sampling. Times are the least of all rounds,
+because interference only adds time. With --depth, those of the model are scaled to so many layers:
+those of rows by the weights, that of the prompt by the layers.
 
 The projection assumes acceptance. Plain decoding takes one exact row for a token; a round takes a
 block, the exact rows that verify it, and 2 % for the rest. Acceptance lengths are those of blocks
@@ -28,7 +28,7 @@ from specqd.bench.rounds import interleaved
 from specqd.config import DecoderConfig
 from specqd.model.dflash import BlockFiles, BlockHead, load_block_drafter
 from specqd.model.model import Machine, Model, Precision
-from support.dflash_cases import new_sequence
+from support.dflash_cases import new_sequence, sample_block
 from support.random_dflash import BlockShape, make_drafter
 from support.random_models import Shape
 
@@ -52,7 +52,7 @@ class Case:
     def open(cls, options: Namespace, machine: Machine, folder: Path) -> "Case":
         length = options.prompt
         model = Model.open(options.model, machine=machine, cache_positions=4 * length)
-        files = BlockFiles.open(_drafter(folder, model.config, options.second), model.config)
+        files = BlockFiles.open(_drafter(folder, model.config, options.dflash2), model.config)
         decoder = load_block_drafter(files, model)
         heads = {each: BlockHead(files, decoder, model, each) for each in Precision}
         tokens = np.random.default_rng(1).integers(0, model.vocabulary, length).tolist()
@@ -73,9 +73,7 @@ class Case:
         """Seconds of a block, whose tokens are sampled one after the other."""
         block, begun = head.block_rows(self.text, count), perf_counter()
         head.forward([block])
-        for row in range(count - 1):
-            self.text.guess(head.verify(row, [], self.text)[0])
-        self.text.forget_guesses(count - 1)
+        sample_block(head, self.text, count)
         return perf_counter() - begun
 
     def prompt_s(self) -> float:
@@ -109,13 +107,13 @@ class Case:
         return arms
 
 
-def _drafter(folder: Path, config: DecoderConfig, is_second: bool) -> Path:
+def _drafter(folder: Path, config: DecoderConfig, is_dflash2: bool) -> Path:
     target = Shape(hidden=config.hidden_size, vocab=config.vocab_size, layers=config.num_layers)
     taps = tuple(1 + round(i * (config.num_layers - 2) / (LAYERS - 1)) for i in range(LAYERS))
     block = BlockShape(
         taps=taps, layers=LAYERS, heads=config.num_heads, kv_heads=config.num_kv_heads,
         head_dim=config.head_dim, ffn=config.intermediate_size, block=BLOCK,
-        convolution=(2, 16) if is_second else None, selector=(256, 16) if is_second else None,
+        convolution=(2, 16) if is_dflash2 else None, selector=(256, 16) if is_dflash2 else None,
     )  # fmt: skip
     return make_drafter(folder, target, block, seed=1)
 
@@ -150,7 +148,7 @@ def main() -> None:
     arguments.add_argument("model", type=Path)
     arguments.add_argument("--depth", type=int, help="layers to which times are scaled")
     arguments.add_argument("--prompt", type=int, default=512, help="tokens")
-    arguments.add_argument("--second", action="store_true", help="a DFlash2 drafter")
+    arguments.add_argument("--dflash2", action="store_true", help="a DFlash2 drafter")
     options = arguments.parse_args()
     machine = Machine.choose(options.threads, options.isa)
     with TemporaryDirectory() as folder:

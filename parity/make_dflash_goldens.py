@@ -42,7 +42,7 @@ DRAFTERS = {
         taps=(1, 3), layers=1, heads=3, kv_heads=1, head_dim=32, ffn=64, block=2, hidden=72,
         has_embedding=True, tokens=61,
     ),
-    "second": BlockShape(
+    "dflash2": BlockShape(
         taps=(1, 4), layers=3, heads=4, kv_heads=2, head_dim=24, ffn=52, block=8,
         layer_types=(SLIDING[0],) * 3, window=40, is_causal=False, rope_theta=1e6,
         convolution=(2, 8), selector=(20, 16), extra={"output_multiplier": 0.7},

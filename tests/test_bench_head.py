@@ -132,13 +132,13 @@ def test_other_readings_differ_in_one_thing(llm: LLM) -> None:
         assert head_acceptance(llm, level, [[5, 6, 7]], params, quiet, name).reading == name
 
 
-@pytest.mark.parametrize("is_second", [False, True])
+@pytest.mark.parametrize("is_dflash2", [False, True])
 def test_a_drafter_of_blocks_is_measured_in_other_readings(
-    is_second: bool, model: Path, tmp_path: Path
+    is_dflash2: bool, model: Path, tmp_path: Path
 ) -> None:
     kinds = ("sliding_attention", "full_attention")
     shape = BlockShape(taps=(1, 3), block=6, layer_types=kinds, window=8, rope_theta=1e4)
-    if is_second:
+    if is_dflash2:
         shape = replace(shape, convolution=(2, 8), selector=(12, 16))
     drafter = make_drafter(tmp_path, SHAPE, shape, seed=3)
     llm = LLM(model, f"head:{drafter}:k=5")
@@ -146,7 +146,7 @@ def test_a_drafter_of_blocks_is_measured_in_other_readings(
     others = dict(readings(level.model, SHAPE.layers))
     thetas = {"rope theta 500000", "rope theta 1e+06"}
     causal = {"is_causal false", "causal in all layers"}
-    selector = {"no selector"} if is_second else set[str]()
+    selector = {"no selector"} if is_dflash2 else set[str]()
     assert {*others} == {"layer ids -1", "layer ids +1", *causal, *thetas, *selector}
     assert others["is_causal false"].layers.causal == (False, False)
     assert others["causal in all layers"].layers.causal == (True, True)

@@ -27,7 +27,7 @@ from support.random_dflash import make_drafter, make_repeating_drafter
 from support.random_models import make_model
 
 
-@pytest.fixture(scope="module", params=["small", "windows", "second"])
+@pytest.fixture(scope="module", params=["small", "windows", "dflash2"])
 def case(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, seed: int
 ) -> Case:
@@ -109,9 +109,9 @@ CHAINS = [
     ["fp4:k=6", "head:RANDOM:k=3"],
     ["fp4|head:REPEATING|ngram"],
     ["head:REPEATING|fp4"],
-    ["head:SECOND"],
-    ["fp4", "head:SECOND:k=5"],
-    ["fp4|head:SECOND|ngram"],
+    ["head:DFLASH2"],
+    ["fp4", "head:DFLASH2:k=5"],
+    ["fp4|head:DFLASH2|ngram"],
     ["fp4|head:IDS", "head:IDS|ngram"],
     ["auto", "head:REPEATING"],
 ]
@@ -123,13 +123,13 @@ def directory(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
     target = make_target(parent / "target", TARGET, seed)
     make_drafter(parent / "random", TARGET, SHAPES["windows"], seed + 1)
     make_drafter(parent / "ids", TARGET, replace(SHAPES["ids of its own"], layers=1), seed + 2)
-    make_drafter(parent / "second", TARGET, SHAPES["second"], seed + 3)
+    make_drafter(parent / "dflash2", TARGET, SHAPES["dflash2"], seed + 3)
     make_repeating_drafter(parent / "repeating", target, TARGET)
     return parent
 
 
 def with_paths(words: list[str], directory: Path) -> list[str]:
-    for name in ("random", "ids", "second", "repeating"):
+    for name in ("random", "ids", "dflash2", "repeating"):
         words = [word.replace(name.upper(), str(directory / name)) for word in words]
     return words
 

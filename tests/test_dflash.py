@@ -21,6 +21,7 @@ from support.dflash_cases import (
     open_case,
     open_head,
     read,
+    sample_block,
 )
 from support.head_texts import random_text
 from support.reference import rms_error
@@ -53,7 +54,7 @@ def test_there_are_goldens() -> None:
 
 
 def test_a_selector_takes_the_path_of_torch() -> None:
-    directory = GOLDENS / "dflash" / "second"
+    directory = GOLDENS / "dflash" / "dflash2"
     golden = np.load(directory / "golden.npz")
     model = Model.open(GOLDENS / "heads" / "target", machine=Machine.choose(1))
     head = open_head(directory, model)
@@ -61,7 +62,7 @@ def test_a_selector_takes_the_path_of_torch() -> None:
         sequence = new_sequence(golden["tokens"][:length].tolist())
         read(model, sequence)
         logits = block(head, sequence, head.block)
-        assert proposed(head, sequence, head.block) == path
+        assert sample_block(head, sequence, head.block) == path
         assert path != logits.argmax(axis=-1).tolist()
 
 
@@ -88,7 +89,7 @@ def test_logits_err_by_no_more_than_their_roundings(
         others = np.setdiff1d(np.arange(TARGET.vocab), ids)
         assert np.isneginf(found[:, others]).all()
         found = found[:, list(ids)]
-    # Of each layer's products and of the context's and head's, inputs are rounded to BF16.
+    # Every product rounds its inputs to BF16: those of the layers, the context and the head.
     bound = 2**-9 * np.sqrt((6 if shape.convolution else 4) * shape.layers + 3)
     assert rms_error(found, wanted) < 2 * bound
 
@@ -116,18 +117,7 @@ def test_the_reference_notices_faults(change: str, tmp_path: Path, seed: int) ->
 # --- The selector of DFlash2 ----------------------------------------------------------------------
 
 
-def proposed(head: BlockHead, sequence: Sequence, count: int) -> list[int]:
-    """The tokens of a block that was just forwarded, each sampled after the one before."""
-    path: list[int] = []
-    for row in range(count - 1):
-        tokens, _ = head.verify(row, [], sequence)
-        sequence.guess(tokens)
-        path += tokens
-    sequence.forget_guesses(len(path))
-    return path
-
-
-@pytest.mark.parametrize("name", ["second", "selector"])
+@pytest.mark.parametrize("name", ["dflash2", "selector"])
 def test_a_selector_ranks_candidates_by_the_token_before(
     name: str, tmp_path: Path, seed: int, rng: np.random.Generator
 ) -> None:
@@ -139,7 +129,7 @@ def test_a_selector_ranks_candidates_by_the_token_before(
         sequence, features = new_sequence(tokens), case.features(tokens[:-1])
         read(case.model, sequence)
         logits = block(case.head, sequence, shape.block)
-        path = proposed(case.head, sequence, shape.block)
+        path = sample_block(case.head, sequence, shape.block)
         rows = [tokens[-1], *[shape.mask] * (shape.block - 1)]
         hidden = case.reference.hidden(features, rows)[1:]
         for row, (before, token) in enumerate(pairwise([tokens[-1], *path])):
@@ -160,7 +150,7 @@ def test_only_candidates_are_sampled(tmp_path: Path, seed: int, rng: np.random.G
         sequence = Sequence(tokens, sampler, len(tokens))
         read(case.model, sequence)
         logits = block(case.head, sequence, 8)
-        for row, token in enumerate(proposed(case.head, sequence, 8)):
+        for row, token in enumerate(sample_block(case.head, sequence, 8)):
             sampled[row].add(token)
         case.model.release(sequence)
         case.head.release(sequence)
@@ -171,7 +161,7 @@ def test_only_candidates_are_sampled(tmp_path: Path, seed: int, rng: np.random.G
 # --- The same bits --------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["small", "windows", "yarn", "second"])
+@pytest.fixture(scope="module", params=["small", "windows", "yarn", "dflash2"])
 def case(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, seed: int
 ) -> Case:
@@ -288,7 +278,7 @@ def test_a_context_with_a_gap_drafts_nothing(case: Case, rng: np.random.Generato
 
 
 @pytest.mark.parametrize("isa", available_isas())
-@pytest.mark.parametrize("shape", ["windows", "second"])
+@pytest.mark.parametrize("shape", ["windows", "dflash2"])
 def test_blocks_have_the_same_bits_on_every_instruction_set(
     isa: str, shape: str, tmp_path: Path, seed: int
 ) -> None:

@@ -195,8 +195,8 @@ DAMAGES: dict[str, tuple[Damage, type[SpecqdError], str]] = {
 }  # fmt: skip
 
 
-SECOND = replace(DRAFTER, tokens=None, convolution=(2, 16), selector=(24, 16))
-DAMAGES_OF_SECOND: dict[str, tuple[Damage, type[SpecqdError], str]] = {
+DFLASH2 = replace(DRAFTER, tokens=None, convolution=(2, 16), selector=(24, 16))
+DAMAGES_OF_DFLASH2: dict[str, tuple[Damage, type[SpecqdError], str]] = {
     "no taps": (own("conv_kernel_size", 0), ConfigError, "from 1 to 8"),
     "more taps than rows": (own("conv_kernel_size", 9), ConfigError, "from 1 to 8"),
     "groups that do not divide": (own("conv_group_size", 24), ConfigError, "does not divide"),
@@ -226,7 +226,7 @@ DAMAGES_OF_SECOND: dict[str, tuple[Damage, type[SpecqdError], str]] = {
     ("name", "shape", "damages"),
     [
         *((name, DRAFTER, DAMAGES) for name in DAMAGES),
-        *((name, SECOND, DAMAGES_OF_SECOND) for name in DAMAGES_OF_SECOND),
+        *((name, DFLASH2, DAMAGES_OF_DFLASH2) for name in DAMAGES_OF_DFLASH2),
     ],
 )
 def test_what_is_no_drafter_of_the_model_is_refused_in_one_line(
@@ -261,7 +261,7 @@ def test_a_drafter_of_a_width_of_its_own_needs_an_embedding(target: Path, tmp_pa
 
 
 def test_a_selector_and_ids_of_its_own_are_refused(target: Path, tmp_path: Path) -> None:
-    drafter = make_drafter(tmp_path, TARGET, replace(SECOND, tokens=97), 1)
+    drafter = make_drafter(tmp_path, TARGET, replace(DFLASH2, tokens=97), 1)
     assert "d2t" in refused(TensorError, LLM, target, f"head:{drafter}", threads=1)
 
 
@@ -297,11 +297,11 @@ def test_inspect_tells_kind_block_layers_and_bytes(run: Run, tmp_path: Path) -> 
         "fp4_bytes": 2 * vectors + round(4.25 / 8 * matrices),
     }
     assert "DFlash drafter, blocks of 8 tokens" in run("inspect", drafter)[1]
-    second = json.loads(
-        run("inspect", make_drafter(tmp_path / "second", TARGET, SECOND, 1), "--json")[1]
+    other = json.loads(
+        run("inspect", make_drafter(tmp_path / "dflash2", TARGET, DFLASH2, 1), "--json")[1]
     )
-    assert (second["kind"], second["block"]) == ("DFlash2 drafter", 8)
+    assert (other["kind"], other["block"]) == ("DFlash2 drafter", 8)
     codebooks, kernels = 2 * TARGET.vocab * 24, 2 * 2 * 2 * 2 * 64  # BF16 in drafts, too
-    assert second["fp4_bytes"] - second["bf16_bytes"] * 4.25 / 16 > 1.4 * (codebooks + kernels)
+    assert other["fp4_bytes"] - other["bf16_bytes"] * 4.25 / 16 > 1.4 * (codebooks + kernels)
     head = make_head(tmp_path / "head", TARGET, HeadShape(tokens=97), 1)
     assert "EAGLE-3 head, 0." in run("inspect", head)[1]

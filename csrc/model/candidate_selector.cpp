@@ -36,11 +36,9 @@ void CandidateSelector::run(Team& team, Batch& batch) {
   const PackedWeight& projection = *weights_->projection;
   const int64_t rows = batch.logit_row_count(), rank = projection.rows();
   if (rows == 0) return;
-  const auto row_with_logits = [&](int64_t i, float* scratch) {
-    return normed(batch, final_norm_)(batch.logit_rows[static_cast<size_t>(i)], scratch);
-  };
   multiply(team, batch, "selector", Precision::kExact, projection,
-           prepare(team, batch, Precision::kExact, rows, projection, row_with_logits),
+           prepare(team, batch, Precision::kExact, rows, projection,
+                   normed_logit_rows(batch, final_norm_)),
            [&](int64_t first, int64_t count, const float* result, int64_t stride) {
              const int64_t kept = std::min(count, rank - first);
              for (int64_t row = 0; row < rows; ++row)

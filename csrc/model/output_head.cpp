@@ -119,9 +119,7 @@ void OutputHead::run(Team& team, Batch& batch) {
   if (keeps_hidden_) return keep_hidden(team, batch);
   if (read_panels_ < panels()) clear_logits(team, rows);
   const bool is_draft = batch.precision == Precision::kFp4;
-  const auto row_with_logits = [&](int64_t i, float* scratch) {
-    return normed(batch, final_norm_)(batch.logit_rows[static_cast<size_t>(i)], scratch);
-  };
+  const auto row_with_logits = normed_logit_rows(batch, final_norm_);
   multiply_runs(team, batch, "head", batch.precision, *weight_, runs_,
                 prepare(team, batch, batch.precision, rows, *weight_, row_with_logits),
                 [&](int64_t first, int64_t count, float* result, int64_t stride) {

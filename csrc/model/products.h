@@ -40,6 +40,13 @@ inline RowInputs normed(const Batch& batch, const Norm& norm) {
   return RowInputs(batch.residual.data(), batch.traits.spec.hidden, norm, batch.traits);
 }
 
+// The rows that get logits, normalised: inputs of the output head.
+inline auto normed_logit_rows(const Batch& batch, const Norm& norm) {
+  return [&batch, rows = normed(batch, norm)](int64_t i, float* scratch) {
+    return rows(batch.logit_rows[static_cast<size_t>(i)], scratch);
+  };
+}
+
 // Takes the results of a block's last product, adds the bias, scales the sums, and puts them where
 // `to` says.
 inline auto put_output(Batch& batch, const Vector& bias, Destination to) {

@@ -31,7 +31,7 @@ SHAPES = {
     ),
     "ids of its own": BlockShape(tokens=97, has_embedding=True, maker="speculators"),
     "width of its own": BlockShape(hidden=72, tokens=61, has_embedding=True),
-    "second": BlockShape(
+    "dflash2": BlockShape(
         layers=3, block=9, convolution=(2, 16), selector=(24, 16), layer_types=SLIDING, window=20,
         is_causal=False,
     ),
@@ -104,6 +104,17 @@ def read(model: Model, sequence: Sequence, end: int | None = None) -> None:
     context = model.context(sequence)
     end = len(sequence.tokens) - 1 if end is None else end
     model.forward([Rows(context, context.length, sequence.tokens[context.length : end], 0)])
+
+
+def sample_block(head: BlockHead, sequence: Sequence, count: int) -> list[int]:
+    """The tokens of a block that was just forwarded, each sampled after the one before."""
+    path: list[int] = []
+    for row in range(count - 1):
+        tokens, _ = head.verify(row, [], sequence)
+        sequence.guess(tokens)
+        path += tokens
+    sequence.forget_guesses(len(path))
+    return path
 
 
 def block(head: BlockHead, sequence: Sequence, count: int) -> Any:

@@ -85,8 +85,8 @@ def drafter_config(target: Shape, shape: BlockShape) -> dict[str, Any]:
         return {"architectures": ["DFlashSpeculator"], **inner, **outer, **own, **read}
     own["target_layer_ids"] = [tap - 1 for tap in shape.taps]
     outer |= {"num_target_layers": target.layers, "dflash_config": own}
-    is_second = shape.convolution is not None and shape.selector is not None
-    architecture = "DFlash2DraftModel" if is_second else "DFlashDraftModel"
+    is_dflash2 = shape.convolution is not None and shape.selector is not None
+    architecture = "DFlash2DraftModel" if is_dflash2 else "DFlashDraftModel"
     return {"architectures": [architecture], **layer, **outer}
 
 

@@ -97,19 +97,22 @@ def _stated(fields: Fields, own: Fields, name: str, least: int, most: int) -> in
     return _holder(fields, own, name).integer(name, least=least, most=most)
 
 
-def _has(fields: Fields, own: Fields, names: tuple[str, ...]) -> bool:
-    """Whether the architecture is DFlash2, or one of these fields of its parts is stated."""
+def _architectures(fields: Fields) -> list[str]:
     stated = fields.get("architectures")
-    architectures = stated if isinstance(stated, list) else []
-    return any(str(each).startswith("DFlash2") for each in architectures) or any(
-        _holder(fields, own, name).get(name) is not None for name in names
-    )
+    return [each for each in stated if isinstance(each, str)] if isinstance(stated, list) else []
+
+
+def _has_part(fields: Fields, own: Fields, names: tuple[str, ...]) -> bool:
+    """Whether a drafter has a part of DFlash2, which these fields describe. A DFlash2 drafter must
+    have it; any other one has it if a field is stated."""
+    is_dflash2 = any(name.startswith("DFlash2") for name in _architectures(fields))
+    return is_dflash2 or any(_holder(fields, own, n).get(n) is not None for n in names)
 
 
 def _read_convolution(
     fields: Fields, own: Fields, hidden: int, block: int
 ) -> DynamicConvolutionConfig | None:
-    if not _has(fields, own, (_TAPS, _GROUP)):
+    if not _has_part(fields, own, (_TAPS, _GROUP)):
         return None
     taps = _stated(fields, own, _TAPS, 1, block)
     group = _stated(fields, own, _GROUP, 1, hidden)
@@ -121,7 +124,7 @@ def _read_convolution(
 
 
 def _read_selector(fields: Fields, own: Fields, vocabulary: int) -> SelectorConfig | None:
-    if not _has(fields, own, (_RANK, _CANDIDATES)):
+    if not _has_part(fields, own, (_RANK, _CANDIDATES)):
         return None
     rank = _stated(fields, own, _RANK, 1, _MOST_RANK)
     most = min(vocabulary, _MOST_CANDIDATES)
@@ -129,10 +132,9 @@ def _read_selector(fields: Fields, own: Fields, vocabulary: int) -> SelectorConf
 
 
 def _refuse_others(fields: Fields, own: Fields, directory: Path) -> None:
-    names = fields.get("architectures")
-    for name in names if isinstance(names, list) else []:
+    for name in _architectures(fields):
         for beginning, why in _ARCHITECTURES.items():
-            if isinstance(name, str) and name.startswith(beginning):
+            if name.startswith(beginning):
                 raise ConfigError(f"{fields.path}: {shown(name)} is not supported: {why}")
     for holder in (fields, own):
         for name in ("sample_from_anchor", "shift_label"):
@@ -177,10 +179,7 @@ def _read_layers(
         max_positions=target.max_positions,
         windows=windows,
     )
-    cap, embedding_scale, logit_scale = (
-        _holder(fields, own, name)
-        for name in ("final_logit_softcapping", "input_embedding_scale", "output_multiplier")
-    )
+    cap = "final_logit_softcapping"
     return replace(
         read,
         model_type="dflash",
@@ -189,10 +188,14 @@ def _read_layers(
         output_bias=False,
         tied_embeddings=False,
         causal=tuple(window > 0 and is_causal for window in windows),
-        embedding_scale=embedding_scale.positive("input_embedding_scale", 1.0),
-        logit_scale=logit_scale.positive("output_multiplier", 1.0),
-        logit_softcap=cap.optional_number("final_logit_softcapping", 1e-30, 1e30),
+        embedding_scale=_scale(fields, own, "input_embedding_scale"),
+        logit_scale=_scale(fields, own, "output_multiplier"),
+        logit_softcap=_holder(fields, own, cap).optional_number(cap, 1e-30, 1e30),
     )
+
+
+def _scale(fields: Fields, own: Fields, name: str) -> float:
+    return _holder(fields, own, name).positive(name, 1.0)
 
 
 def _is_causal(fields: Fields, own: Fields) -> bool:

@@ -65,8 +65,8 @@ class HeadSummary:
 
 
 def _kind(tensors: TensorDirectory) -> Literal["DFlash drafter", "DFlash2 drafter"]:
-    is_second = any(name.startswith("candidate_selector.") for name in tensors)
-    return "DFlash2 drafter" if is_second else "DFlash drafter"
+    is_dflash2 = any(name.startswith("candidate_selector.") for name in tensors)
+    return "DFlash2 drafter" if is_dflash2 else "DFlash drafter"
 
 
 def _block(directory: Path) -> int:
