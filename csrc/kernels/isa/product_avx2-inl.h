@@ -107,14 +107,14 @@ class Avx2Decoder : public NestedDecoder<Avx2Decoder, Avx2Scales, InTileOrder> {
 };
 
 struct Avx2Exact {
-  static constexpr int kRows = 4;
+  static constexpr int kRows = 6, kRowsBesideDecoder = 4;
   static constexpr size_t kBlockBytes = kFloatBlockBytes;
   using Decoder = Avx2Decoder;
 
   // A register holds the even and the odd chains of four outputs, so two or four multiply-adds
-  // share one load of a pair of inputs. Up to eight such registers hide the latency of
-  // multiply-adds: one or two rows are multiplied for all outputs, more rows for half of the
-  // outputs at a time.
+  // share one load of a pair of inputs. Eight such registers hide the latency of multiply-adds, and
+  // twelve leave room for the weights: one or two rows are multiplied for all outputs, more rows
+  // for half of the outputs at a time.
   template <int Rows, class Ahead>
   [[gnu::noinline]] static void accumulate(const uint16_t* tile, int64_t tiles,
                                            const PreparedRows& x, float* out, int64_t out_stride,
@@ -166,8 +166,8 @@ struct Avx2Exact {
           for (int m = 0; m < Rows; ++m) {
             const auto pair = load_as<double>(x + static_cast<size_t>(m) * stride + step * 8);
             const __m256 inputs = _mm256_castpd_ps(_mm256_set1_pd(pair));
-            chains[m][half * 2] = _mm256_fmadd_ps(low, inputs, chains[m][half * 2]);
-            chains[m][half * 2 + 1] = _mm256_fmadd_ps(high, inputs, chains[m][half * 2 + 1]);
+            add_product(low, inputs, chains[m][half * 2]);
+            add_product(high, inputs, chains[m][half * 2 + 1]);
           }
         }
       }
@@ -175,6 +175,11 @@ struct Avx2Exact {
       x += 8 * sizeof(float);
     }
     add_chains<Rows, Halves>(chains, out, out_stride);
+  }
+
+  [[gnu::always_inline]] static void add_product(__m256 weights, __m256 inputs, __m256& chain) {
+    chain = _mm256_fmadd_ps(weights, inputs, chain);
+    asm("" : "+x"(chain));  // otherwise GCC reorders the products of a step and spills chains
   }
 
   // Adds the sums of the even and the odd chains to the totals.
