@@ -114,6 +114,11 @@ fuzz: build $(VENV)/with-serve+test $(VENV)/with-serve+fuzz
 	$(BIN)/python fuzz/targets.py | \
 		xargs -P 2 -I TARGET $(BIN)/python fuzz/fuzz.py TARGET $(or $(SECONDS),60)
 
+# What universalmutator needs comes in part as sources, which setuptools and wheel build.
+$(BIN)/wheel: | $(BIN)/python
+	$(BIN)/pip install $(QUIET_PIP) setuptools wheel
+$(VENV)/with-mutants: | $(BIN)/wheel
+
 # Runs TESTS against each mutant of one C++ file, FILE.
 mutants: build $(VENV)/with-serve+test $(VENV)/with-mutants
 	$(BIN)/python .ci/mutants $(FILE) $(TESTS)
