@@ -1,6 +1,7 @@
 """The pages of a long context that drafts read."""
 
 import random
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -144,12 +145,8 @@ def test_a_draft_reads_no_other_pages_and_exact_rows_read_all(
 ) -> None:
     draft = model.as_draft()
     draft.set_draft_context(4 * PAGE)
-    level = Level(model, NoDraft())
-    sequence = new_sequence(random_tokens(chance, 10 * PAGE + 5))
-    advance(level, sequence, 3)
-    context = model.context(sequence)
-    start = len(sequence.tokens) - 1
-    read = set().union(*testing.draft_pages(context, STRIPS, start, 4))
+    sequence, read = _drafted(model, random_tokens(chance, 10 * PAGE + 5))
+    context, start = model.context(sequence), len(sequence.tokens) - 1
     unread = set(range(11)) - read
     assert unread, "choose another seed"
     expected = _draft_logits(draft, sequence)
@@ -158,6 +155,30 @@ def test_a_draft_reads_no_other_pages_and_exact_rows_read_all(
     np.testing.assert_array_equal(_draft_logits(draft, sequence), expected)
     model.forward([Rows(context, start, sequence.tokens[start:], 1)])
     assert np.isnan(model.decoder.logits()).all(), "an exact row did not read every page"
+
+
+def test_a_draft_reads_each_page_of_its_choice(model: Model, chance: random.Random) -> None:
+    draft = model.as_draft()
+    draft.set_draft_context(4 * PAGE)
+    prompt = random_tokens(chance, 10 * PAGE + 5)
+    sequence, read = _drafted(model, prompt)
+    expected = _draft_logits(draft, sequence)
+    for page in read:
+        testing.poison(model.cache, model.context(sequence).slot, page, NAN)
+        assert (_draft_logits(draft, sequence) != expected).any(), page
+        model.release(sequence)
+        sequence, _ = _drafted(model, prompt)
+        np.testing.assert_array_equal(_draft_logits(draft, sequence), expected)
+
+
+def _drafted(model: Model, prompt: list[int]) -> tuple[_native.Sequence, set[int]]:
+    """A sequence with a few more tokens, and the pages that its draft reads in some strip."""
+    sequence = new_sequence(prompt)
+    advance(Level(model, NoDraft()), sequence, 3)
+    start = len(sequence.tokens) - 1
+    chosen = testing.draft_pages(model.context(sequence), STRIPS, start, 4)
+    assert chosen is not None
+    return sequence, set(chain.from_iterable(chosen))
 
 
 def _draft_logits(draft: Model, sequence: _native.Sequence) -> NDArray[np.float32]:
