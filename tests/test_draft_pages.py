@@ -97,7 +97,7 @@ def test_a_draft_reads_the_first_page_the_best_and_the_newest(chance: random.Ran
     start = (pages - 1) * PAGE + chance.randrange(PAGE)
     context = Context(0)
     weights = np.random.default_rng(chance.getrandbits(32)).random((strips, pages), np.float32)
-    weights[0] *= chance.random()  # attends to others less
+    weights[0] *= chance.choice([0.1, 0.5, 100.0])  # of 100, it has as many as it may
     testing.weigh_pages(context, weights)
     chosen = testing.draft_pages(context, strips, start, most)
     newest, mean = {pages - 2, pages - 1}, most - 2
