@@ -144,7 +144,8 @@ def test_a_draft_reads_no_other_pages_and_exact_rows_read_all(
     model: Model, chance: random.Random
 ) -> None:
     draft = model.as_draft()
-    draft.set_draft_context(4 * PAGE)
+    for each in (model, draft):
+        each.set_draft_context(4 * PAGE)
     sequence, read = _drafted(model, random_tokens(chance, 10 * PAGE + 5))
     context, start = model.context(sequence), len(sequence.tokens) - 1
     unread = set(range(11)) - read
@@ -223,7 +224,8 @@ def test_tokens_do_not_depend_on_what_drafts_read(
     expected = advance(Level(model, NoDraft()), plain, 150)
     model.release(plain)
     draft = model.as_draft()
-    draft.set_draft_context(most * PAGE)
+    for each in (model, draft):
+        each.set_draft_context(most * PAGE)
     level = Level(model, Level(draft, NoDraft(), length=chance.randrange(1, 12)))
     sequence = new_sequence(prompt)
     assert advance(level, sequence, 150)[:150] == expected[:150]
