@@ -92,27 +92,36 @@ def test_the_weights_of_a_row_do_not_depend_on_its_company(
 
 def test_a_draft_reads_the_first_page_the_best_and_the_newest(chance: random.Random) -> None:
     """The best of all strips together, but at most twice as many of a strip as on average."""
-    strips, pages = 3, chance.randrange(6, 40)
-    most = chance.randrange(3, pages)
-    start = (pages - 1) * PAGE + chance.randrange(PAGE)
-    context = Context(0)
-    weights = np.random.default_rng(chance.getrandbits(32)).random((strips, pages), np.float32)
-    weights[0] *= chance.choice([0.1, 0.5, 100.0])  # of 100, it has as many as it may
-    testing.weigh_pages(context, weights)
-    chosen = testing.draft_pages(context, strips, start, most)
-    newest, mean = {pages - 2, pages - 1}, most - 2
-    limit = min(2 * mean, pages - 3) - 1
-    best = sorted(
-        (
-            (weights[strip, page], strip, page)
-            for strip in range(strips)
-            for page in 1 + np.argsort(-weights[strip, 1 : pages - 2])[:limit]
-        ),
-        reverse=True,
-    )[: strips * (mean - 1)]
-    for strip, found in enumerate(chosen):
-        assert found == sorted({0, *(page for _, at, page in best if at == strip), *newest})
-    assert sum(map(len, chosen)) == strips * most
+    strips, context = 3, Context(0)
+    for _ in range(30):  # the choices of one context, one after the other
+        pages = chance.randrange(6, 40)
+        most = chance.randrange(3, pages)
+        start = (pages - 1) * PAGE + chance.randrange(PAGE)
+        weights = np.random.default_rng(chance.getrandbits(32)).random((strips, pages), np.float32)
+        weights[0] *= chance.choice([0.1, 0.5, 100.0])  # of 100, it has as many as it may
+        weighed = chance.randrange(pages - 5, pages + 1)
+        weights[:, weighed:] = 0.0
+        testing.weigh_pages(context, np.ascontiguousarray(weights[:, :weighed]))
+        chosen = testing.draft_pages(context, strips, start, most)
+        assert chosen is not None
+        newest, mean = {pages - 2, pages - 1}, most - 2
+        limit = min(2 * mean, pages - 3) - 1
+        best = sorted(
+            (
+                (weights[strip, page], page, -strip)
+                for strip in range(strips)
+                for page in _best(weights[strip], pages - 2, limit)
+            ),
+            reverse=True,
+        )[: strips * (mean - 1)]
+        for strip, found in enumerate(chosen):
+            assert found == sorted({0, *(page for _, page, at in best if at == -strip), *newest})
+        assert sum(map(len, chosen)) == strips * most
+
+
+def _best(weights: NDArray[np.float32], end: int, count: int) -> list[int]:
+    """The pages of most weight, but the first; of equal ones, the newer."""
+    return sorted(range(1, end), key=lambda page: (-weights[page], -page))[:count]
 
 
 def test_without_weights_the_newest_pages_are_read() -> None:
