@@ -129,6 +129,11 @@ def test_without_weights_the_newest_pages_are_read() -> None:
     assert found == 3 * [[0, 16, 17, 18, 19, 20]]
 
 
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_a_draft_reads_at_least_the_first_and_the_newest_pages(most: int) -> None:
+    assert testing.draft_pages(Context(0), 3, 20 * PAGE, most) == 3 * [[0, 19, 20]]
+
+
 @pytest.mark.parametrize(("pages", "most"), [(5, 5), (3, 4), (1, 3), (30, 0)])
 def test_short_contexts_and_unlimited_drafts_read_everything(pages: int, most: int) -> None:
     assert testing.draft_pages(Context(0), 2, pages * PAGE - 1, most) is None
