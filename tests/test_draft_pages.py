@@ -125,8 +125,11 @@ def _best(weights: NDArray[np.float32], end: int, count: int) -> list[int]:
 
 
 def test_without_weights_the_newest_pages_are_read() -> None:
-    found = testing.draft_pages(Context(0), 3, 20 * PAGE, 6)
-    assert found == 3 * [[0, 16, 17, 18, 19, 20]]
+    other = Context(0)
+    testing.weigh_pages(other, np.ones((2, 20), np.float32))  # of another number of strips
+    for context in (Context(0), other):
+        found = testing.draft_pages(context, 3, 20 * PAGE, 6)
+        assert found == 3 * [[0, 16, 17, 18, 19, 20]]
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])

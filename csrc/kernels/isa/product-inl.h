@@ -198,6 +198,7 @@ void accumulate_plain_by(const PlainPanels& w, const PreparedRows& x, float* out
   }
 }
 
+// The most rows that S multiplies at once while it runs `Ahead`.
 template <class S, class Ahead>
 constexpr int most_rows() {
   if constexpr (requires { Ahead::kNeedsRegisters; })
@@ -208,7 +209,7 @@ constexpr int most_rows() {
 
 // Multiplies any number of rows in groups. The instruction set S provides
 //   kRows                          the most rows that it multiplies at once
-//   kRowsBesideDecoder             fewer, if its decoder has kNeedsRegisters
+//   kRowsBesideDecoder             the same while it decodes, if its decoder has kNeedsRegisters
 //   kBlockBytes                    bytes of a prepared row per block of 32 inputs
 //   accumulate<Rows>(tiles, count, x, out, out_stride, ahead)
 //                                  out[m][n] += `count` tiles; interleaves each row of a tile with

@@ -112,9 +112,9 @@ struct Avx2Exact {
   using Decoder = Avx2Decoder;
 
   // A register holds the even and the odd chains of four outputs, so two or four multiply-adds
-  // share one load of a pair of inputs. Eight such registers hide the latency of multiply-adds, and
-  // twelve leave room for the weights: one or two rows are multiplied for all outputs, more rows
-  // for half of the outputs at a time.
+  // share one load of a pair of inputs. Eight such registers just hide the latency of
+  // multiply-adds; twelve leave some slack, but no registers for decoding. One or two rows are
+  // multiplied for all outputs, more rows for half of the outputs at a time.
   template <int Rows, class Ahead>
   [[gnu::noinline]] static void accumulate(const uint16_t* tile, int64_t tiles,
                                            const PreparedRows& x, float* out, int64_t out_stride,
