@@ -20,6 +20,7 @@ from support.kernel_values import (
     PORTABLE,
     ROUNDING,
     ROWS,
+    TILE,
     Floats,
     any_finite,
     assert_same_bits,
@@ -99,6 +100,20 @@ def test_tiles_are_cast_to_the_portable_planes_and_back(
         testing.planes(packed), testing.planes(PORTABLE.pack(matrix, draft.value)), strict=True
     ):
         np.testing.assert_array_equal(plane, expected)
+    np.testing.assert_array_equal(table.unpack(packed), matrix)
+
+
+@each_isa
+def test_tiles_with_any_number_of_patches_are_decoded(isa: str, rng: np.random.Generator) -> None:
+    counts = rng.permutation(3 * 16)
+    values = rng.choice([-0.02, 0.02], (len(counts), TILE))
+    for tile, count in zip(values, counts, strict=True):
+        tile[rng.choice(tile.size, count, replace=False)] *= 1e-6
+    matrix = bf16_bits(values).reshape(3, 16, TILE)
+    table = testing.kernels(isa)
+    packed = table.pack(matrix)
+    starts = testing.planes(packed)[3]
+    np.testing.assert_array_equal(np.diff(starts), counts)
     np.testing.assert_array_equal(table.unpack(packed), matrix)
 
 

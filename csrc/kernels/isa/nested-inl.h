@@ -284,15 +284,61 @@ struct CodeWords {
 };
 constexpr CodeWords kCodeWords;
 
-// Maps patches, which hold a position within the tile from bit 7 on, to the place of that weight's
-// upper byte in a decoded tile.
+// The upper byte of a weight by the lower byte of its patch: bit 6 is the sign, bits 5 to 0 are
+// bits 13 to 8 of the weight, and bit 14 is zero. Bit 7 belongs to the position within the tile.
+struct UpperBytes {
+  uint8_t of_patch[256];
+  constexpr UpperBytes() : of_patch() {
+    for (int i = 0; i < 256; ++i) of_patch[i] = static_cast<uint8_t>((i & 0x40) << 1 | (i & 0x3f));
+  }
+};
+constexpr UpperBytes kUpperBytes;
+
+// The patches of a tile, which replace the upper bytes of decoded weights, one after the other.
+class PatchesInTurn {
+ public:
+  [[gnu::always_inline]] void begin_tile(const PackedMatrix& w, int64_t tile) {
+    at_ = w.patches + w.patch_starts[tile];
+    count_ = w.patch_starts[tile + 1] - w.patch_starts[tile];
+  }
+
+  [[gnu::always_inline]] void apply(uint16_t* tile) const {
+    if (count_ > 0) put_all(at_, count_, reinterpret_cast<uint8_t*>(tile) + 1);
+  }
+
+ private:
+  // Puts four at a time, the last four of which may overlap with others, because the end of a loop
+  // over single patches would be predicted wrongly more often. Not inlined, so that it takes no
+  // registers from its caller.
+  [[gnu::noinline]] static void put_all(const uint16_t* patch, int64_t count, uint8_t* upper) {
+    if (count < 4) {
+      for (int64_t i = 0; i < count; ++i) put(patch[i], upper);
+      return;
+    }
+    const uint16_t* const last = patch + count - 4;
+    for (; patch < last; patch += 4) put_four(patch, upper);
+    put_four(last, upper);
+  }
+  [[gnu::always_inline]] static void put_four(const uint16_t* patches, uint8_t* upper) {
+    for (int i = 0; i < 4; ++i) put(patches[i], upper);
+  }
+  [[gnu::always_inline]] static void put(unsigned patch, uint8_t* upper) {
+    upper[(patch >> 7) * 2] = kUpperBytes.of_patch[patch & 0xff];
+  }
+
+  const uint16_t* at_ = nullptr;
+  int64_t count_ = 0;
+};
+
+// Maps patches to the place of that weight's upper byte in a decoded tile.
 struct InTileOrder {
   static H16 upper_bytes(H16 patches) { return patches >> 6 | 1; }
 };
 
-// The patches of a tile, which replace the upper bytes of decoded weights.
+// The same, sixteen at a time. They pass from wide registers to narrow ones through memory, which
+// is fast only where narrow loads need not wait for the wide store.
 template <class Place>
-class TilePatches {
+class PatchesBySixteen {
  public:
   // Reads the first sixteen patches when the tile begins, because a narrow load directly after a
   // wide store would wait for it.
@@ -377,7 +423,7 @@ void decode_tile(const PackedMatrix& w, int64_t tile, uint16_t* out) {
     const int magnitude = kLow[code & 7] - 0x3f80 + scale + residuals[at];
     out[at] = static_cast<uint16_t>(magnitude + ((code >> 3) << 15));
   }
-  TilePatches<InTileOrder> patches;
+  PatchesInTurn patches;
   patches.begin_tile(w, tile);
   patches.apply(out);
 }

@@ -9,8 +9,9 @@ namespace {
 // Decodes nested tiles one after the other, and repeats the last one if asked for more. An
 // instruction set provides
 //   Scales(w, tile)   the scales of a tile in the form that row() needs; may prefetch
+//   Patches           how patches are applied, of nested-inl.h
 //   D::row(0..15)     decodes a row of the tile, or a part of several, to out_
-template <class D, class Scales, class Place>
+template <class D, class Scales, class Patches>
 class NestedDecoder {
  public:
   NestedDecoder(const PackedMatrix& w, int64_t tile, int64_t count, uint16_t* out)
@@ -52,7 +53,7 @@ class NestedDecoder {
   Scales scales_;
 
  private:
-  TilePatches<Place> patches_;
+  Patches patches_;
 };
 
 }  // namespace

@@ -51,7 +51,7 @@ struct Avx2Scales {
 };
 
 // Decodes eight outputs of four rows at a time.
-class Avx2Decoder : public NestedDecoder<Avx2Decoder, Avx2Scales, InTileOrder> {
+class Avx2Decoder : public NestedDecoder<Avx2Decoder, Avx2Scales, PatchesInTurn> {
  public:
   static constexpr bool kNeedsRegisters = true;
 

@@ -41,7 +41,7 @@ struct NeonScales {
 };
 
 // Decodes eight outputs of four rows at a time.
-class NeonDecoder : public NestedDecoder<NeonDecoder, NeonScales, InTileOrder> {
+class NeonDecoder : public NestedDecoder<NeonDecoder, NeonScales, PatchesBySixteen<InTileOrder>> {
  public:
   using NestedDecoder::NestedDecoder;
 

@@ -40,7 +40,8 @@ struct InWovenOrder {
 
 // Like Avx512DecoderBy, but two rows of a tile at a time.
 template <class Fetch>
-class WovenDecoder : public NestedDecoder<WovenDecoder<Fetch>, Avx512Scales<Fetch>, InWovenOrder> {
+class WovenDecoder : public NestedDecoder<WovenDecoder<Fetch>, Avx512Scales<Fetch>,
+                                          PatchesBySixteen<InWovenOrder>> {
  public:
   static constexpr bool kIsWoven = true;
 
