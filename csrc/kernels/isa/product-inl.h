@@ -198,18 +198,8 @@ void accumulate_plain_by(const PlainPanels& w, const PreparedRows& x, float* out
   }
 }
 
-// The most rows that S multiplies at once while it runs `Ahead`.
-template <class S, class Ahead>
-constexpr int most_rows() {
-  if constexpr (requires { Ahead::kNeedsRegisters; })
-    return S::kRowsBesideDecoder;
-  else
-    return S::kRows;
-}
-
 // Multiplies any number of rows in groups. The instruction set S provides
 //   kRows                          the most rows that it multiplies at once
-//   kRowsBesideDecoder             the same while it decodes, if its decoder has kNeedsRegisters
 //   kBlockBytes                    bytes of a prepared row per block of 32 inputs
 //   accumulate<Rows>(tiles, count, x, out, out_stride, ahead)
 //                                  out[m][n] += `count` tiles; interleaves each row of a tile with
@@ -226,7 +216,7 @@ struct InRowGroups {
   template <class Ahead>
   static void multiply(const uint16_t* tiles, int64_t count, const PreparedRows& x, float* out,
                        int64_t out_stride, const Ahead& ahead) {
-    for_row_groups<most_rows<S, Ahead>()>(x.count, [&]<int Rows>(int64_t m) {
+    for_row_groups<S::kRows>(x.count, [&]<int Rows>(int64_t m) {
       const auto rows = rows_from(x, m, 0);
       float* const at = out + m * out_stride;
       if (m == 0)

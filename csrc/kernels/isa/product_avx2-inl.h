@@ -107,7 +107,7 @@ class Avx2Decoder : public NestedDecoder<Avx2Decoder, Avx2Scales, PatchesInTurn>
 };
 
 struct Avx2Exact {
-  static constexpr int kRows = 6, kRowsBesideDecoder = 4;
+  static constexpr int kRows = 6;
   static constexpr size_t kBlockBytes = kFloatBlockBytes;
   using Decoder = Avx2Decoder;
 
@@ -121,43 +121,64 @@ struct Avx2Exact {
                                            Ahead ahead) {
     const uint8_t* inputs = x.data;
     for (int64_t t = 0; t < tiles; ++t) {
-      if constexpr (Rows <= 2) {
-        multiply_tile<Rows, 0, 2>(tile, inputs, x.stride, out, out_stride, ahead);
+      if constexpr (kIsMixed<Rows, Ahead>) {
+        multiply_tile<Rows>(tile, inputs, x.stride, out, out_stride, ahead);
+        ahead.end_tile();
       } else {
-        multiply_tile<Rows, 0, 1>(tile, inputs, x.stride, out, out_stride, ahead);
-        multiply_tile<Rows, 1, 1>(tile, inputs, x.stride, out, out_stride, ahead);
+        multiply_alone<Rows>(tile, inputs, x.stride, out, out_stride);
+        if (!ahead.is_done()) ahead.whole_tile();
       }
       inputs += kBlockBytes;
       tile += kTileWeights;
-      if constexpr (kIsMixed<Rows, Ahead>)
-        ahead.end_tile();
-      else if (!ahead.is_done())
-        ahead.whole_tile();
     }
     while (!ahead.is_done()) ahead.whole_tile();
   }
 
  private:
-  // Whether `ahead` is interleaved with multiplications. With one or two rows, too few registers
-  // are left for decoding.
+  // Whether `ahead` is interleaved with multiplications. More than four rows leave no registers for
+  // decoding, so it follows each tile.
   template <int Rows, class Ahead>
-  static constexpr bool kIsMixed = Rows > 2 || !requires { Ahead::kNeedsRegisters; };
+  static constexpr bool kIsMixed = Rows <= 4 || !requires { Ahead::kNeedsRegisters; };
 
-  template <int Rows, int First, int Halves, class Ahead>
+  struct Alone : Nothing {
+    static constexpr bool kUnrolls = true;
+  };
+
+  // Multiplies one tile without a branch. Between tiles of decoding, the ends of loops were often
+  // predicted wrongly.
+  template <int Rows>
+  [[gnu::noinline]] static void multiply_alone(const uint16_t* tile, const uint8_t* x,
+                                               size_t stride, float* out, int64_t out_stride) {
+    Alone alone;
+    multiply_tile<Rows>(tile, x, stride, out, out_stride, alone);
+  }
+
+  template <int Rows, class Ahead>
   [[gnu::always_inline]] static void multiply_tile(const uint16_t* tile, const uint8_t* x,
                                                    size_t stride, float* out, int64_t out_stride,
                                                    Ahead& ahead) {
+    if constexpr (Rows <= 2) {
+      multiply_outputs<Rows, 0, 2>(tile, x, stride, out, out_stride, ahead);
+    } else {
+      multiply_outputs<Rows, 0, 1>(tile, x, stride, out, out_stride, ahead);
+      multiply_outputs<Rows, 1, 1>(tile, x, stride, out, out_stride, ahead);
+    }
+  }
+
+  // Multiplies `Halves` halves of the outputs, from half `First` on.
+  template <int Rows, int First, int Halves, class Ahead>
+  [[gnu::always_inline]] static void multiply_outputs(const uint16_t* tile, const uint8_t* x,
+                                                      size_t stride, float* out, int64_t out_stride,
+                                                      Ahead& ahead) {
     __m256 chains[Rows][2 * Halves];
     for (int m = 0; m < Rows; ++m)
       for (__m256& chain : chains[m]) chain = _mm256_setzero_ps();
     tile += First * 16;
     out += First * 8;
-#pragma GCC unroll 1
-    for (int group = 0; group < 4; ++group) {
+    const auto multiply_group = [&](int group) __attribute__((always_inline)) {
 #pragma GCC unroll 4
       for (int step = 0; step < 4; ++step) {
-        if constexpr (kIsMixed<Rows, Ahead>)
-          if (Halves == 2 || step % 2 == 0) ahead.row(group * 4 + First * 2 + step * Halves / 2);
+        if (Halves == 2 || step % 2 == 0) ahead.row(group * 4 + First * 2 + step * Halves / 2);
         const __m256i zero = _mm256_setzero_si256();
         for (int half = 0; half < Halves; ++half) {
           const __m256i pairs = load_32(tile + step * 2 * kPanel + half * 16);
@@ -173,6 +194,13 @@ struct Avx2Exact {
       }
       tile += 8 * kPanel;
       x += 8 * sizeof(float);
+    };
+    if constexpr (requires { Ahead::kUnrolls; }) {
+#pragma GCC unroll 4
+      for (int group = 0; group < 4; ++group) multiply_group(group);
+    } else {
+#pragma GCC unroll 1
+      for (int group = 0; group < 4; ++group) multiply_group(group);
     }
     add_chains<Rows, Halves>(chains, out, out_stride);
   }
