@@ -72,8 +72,10 @@ inline void for_row_groups(int64_t rows, const F& f) {
   }
 }
 
-// The work that a product interleaves with its multiplications. This one is empty.
+// The work that a product interleaves with its multiplications is described by an object whose
+// begin() starts it. This one is empty.
 struct Nothing {
+  Nothing begin() const { return {}; }
   bool is_done() const { return true; }
   void row(int) {}
   void end_tile() {}
@@ -83,6 +85,7 @@ struct Nothing {
 // Prefetches plain tiles.
 struct PlainAhead {
   PlainAhead(const uint16_t* first, int64_t count) : tile(first), left(count) {}
+  PlainAhead begin() const { return *this; }
   const uint16_t* tile;
   int64_t left;
   bool is_done() const { return left <= 0; }
@@ -100,6 +103,16 @@ struct PlainAhead {
 // Leaves prefetching to the processor, which recognises that plain tiles are one stream.
 struct PlainUnfetched : Nothing {
   PlainUnfetched(const uint16_t*, int64_t) {}
+};
+
+// Decoding of `count` tiles. The decoder itself is made where it runs: copied there, it would be
+// read by wide loads directly after narrow stores, which wait for them.
+template <class Decoder>
+struct DecoderAhead {
+  const PackedMatrix& w;
+  int64_t tile, count;
+  uint16_t* out;
+  Decoder begin() const { return {w, tile, count, out}; }
 };
 
 inline PreparedRows rows_from(const PreparedRows& x, int64_t row, size_t bytes) {
@@ -160,8 +173,11 @@ class ExactProduct {
   static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
   const uint16_t* plain(int64_t tile) const { return w_.plain + (first_ + tile) * kTileWeights; }
   uint16_t* place(int64_t tile) { return ring_ + tile % (2 * kAhead) * kTileWeights; }
-  Decoder decoder(int64_t tile, int64_t count) { return {w_, first_ + tile, count, place(tile)}; }
-  static void finish(Decoder decoder) {
+  DecoderAhead<Decoder> decoder(int64_t tile, int64_t count) {
+    return {w_, first_ + tile, count, place(tile)};
+  }
+  static void finish(const DecoderAhead<Decoder>& ahead) {
+    auto decoder = ahead.begin();
     while (!decoder.is_done()) decoder.whole_tile();
   }
   const uint16_t* decode_mxfp4(int64_t tile, int64_t count) {
@@ -254,7 +270,8 @@ struct GenericExact {
 
   template <int Rows, class Ahead>
   static void accumulate(const uint16_t* tile, int64_t tiles, const PreparedRows& x, float* out,
-                         int64_t out_stride, Ahead ahead) {
+                         int64_t out_stride, const Ahead& given) {
+    auto ahead = given.begin();
     F16 total[Rows];
     for (int m = 0; m < Rows; ++m) total[m] = load(out + m * out_stride);
     for (int64_t t = 0; t < tiles; ++t) {

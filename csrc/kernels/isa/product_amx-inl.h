@@ -81,7 +81,8 @@ struct AmxExact {
 
   template <int Groups, class Ahead>
   static void accumulate(const uint16_t* tiles, int64_t count, const PreparedRows& x, float* out,
-                         int64_t out_stride, Ahead ahead) {
+                         int64_t out_stride, const Ahead& given) {
+    auto ahead = given.begin();
     const auto sums = [&](int i) { return out + i * kTileRows * out_stride; };
     const auto inputs = [&](int i, int64_t t) {
       return x.data + static_cast<size_t>(i * kTileRows) * x.stride +

@@ -118,10 +118,11 @@ struct Avx2Exact {
   template <int Rows, class Ahead>
   [[gnu::noinline]] static void accumulate(const uint16_t* tile, int64_t tiles,
                                            const PreparedRows& x, float* out, int64_t out_stride,
-                                           Ahead ahead) {
+                                           const Ahead& given) {
+    auto ahead = given.begin();
     const uint8_t* inputs = x.data;
     for (int64_t t = 0; t < tiles; ++t) {
-      if constexpr (kIsMixed<Rows, Ahead>) {
+      if constexpr (kIsMixed<Rows, decltype(ahead)>) {
         multiply_tile<Rows>(tile, inputs, x.stride, out, out_stride, ahead);
         ahead.end_tile();
       } else {

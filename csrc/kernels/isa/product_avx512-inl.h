@@ -66,7 +66,8 @@ struct Avx512Exact {
   template <int Rows, class Ahead>
   [[gnu::noinline]] static void accumulate(const uint16_t* tile, int64_t tiles,
                                            const PreparedRows& x, float* out, int64_t out_stride,
-                                           Ahead ahead) {
+                                           const Ahead& given) {
+    auto ahead = given.begin();
     const float* row[Rows];
     for (int m = 0; m < Rows; ++m) row[m] = reinterpret_cast<const float*>(x.data + m * x.stride);
     for (int64_t t = 0; t < tiles; ++t) {

@@ -52,7 +52,8 @@ struct Avx512Bf16Exact {
   template <int Rows, class Ahead>
   [[gnu::noinline]] static void accumulate(const uint16_t* tile, int64_t tiles,
                                            const PreparedRows& x, float* out, int64_t out_stride,
-                                           Ahead ahead) {
+                                           const Ahead& given) {
+    auto ahead = given.begin();
     constexpr __mmask64 kUpperHalves = 0xcccccccccccccccc, kLowerHalves = ~kUpperHalves;
     const uint8_t* row[Rows];
     for (int m = 0; m < Rows; ++m) row[m] = x.data + m * x.stride;

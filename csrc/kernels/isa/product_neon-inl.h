@@ -103,7 +103,8 @@ struct NeonExact {
   template <int Rows, class Ahead>
   [[gnu::noinline]] static void accumulate(const uint16_t* tile, int64_t tiles,
                                            const PreparedRows& x, float* out, int64_t out_stride,
-                                           Ahead ahead) {
+                                           const Ahead& given) {
+    auto ahead = given.begin();
     constexpr int kAtOnce = quarters_at_once(2 * Rows);
     const float* row[Rows];
     repeat<Rows>([&](auto m) __attribute__((always_inline)) {
