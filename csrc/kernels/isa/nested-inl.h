@@ -423,7 +423,7 @@ void decode_tile(const PackedMatrix& w, int64_t tile, uint16_t* out) {
     const int magnitude = kLow[code & 7] - 0x3f80 + scale + residuals[at];
     out[at] = static_cast<uint16_t>(magnitude + ((code >> 3) << 15));
   }
-  PatchesInTurn patches;
+  PatchesBySixteen<InTileOrder> patches;
   patches.begin_tile(w, tile);
   patches.apply(out);
 }
