@@ -9,7 +9,7 @@ namespace {
 // Decodes nested tiles one after the other, and repeats the last one if asked for more. An
 // instruction set provides
 //   Scales(w, tile)   the scales of a tile in the form that row() needs; may prefetch
-//   Patches           how patches are applied, of nested-inl.h
+//   Patches           a class of patches-inl.h, which applies patches
 //   D::row(0..15)     decodes a row of the tile, or a part of several, to out_
 template <class D, class Scales, class Patches>
 class NestedDecoder {

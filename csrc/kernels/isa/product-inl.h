@@ -105,8 +105,8 @@ struct PlainUnfetched : Nothing {
   PlainUnfetched(const uint16_t*, int64_t) {}
 };
 
-// Decoding of `count` tiles. The decoder itself is made where it runs: copied there, it would be
-// read by wide loads directly after narrow stores, which wait for them.
+// Decoding of `count` tiles. The decoder itself is made where it runs, which is faster than copying
+// it there.
 template <class Decoder>
 struct DecoderAhead {
   const PackedMatrix& w;

@@ -141,6 +141,7 @@ struct Avx2Exact {
   template <int Rows, class Ahead>
   static constexpr bool kIsMixed = Rows <= 4 || !requires { Ahead::kNeedsRegisters; };
 
+  // No other work, and loops are unrolled.
   struct Alone : Nothing {
     static constexpr bool kUnrolls = true;
   };
