@@ -33,9 +33,9 @@ struct Avx512Scales {
 
 // Decodes one row of 32 weights at a time. The codes of row r are the nibbles r % 4 of the 16-bit
 // words in 64 bytes.
-template <class Fetch>
-class Avx512DecoderBy : public NestedDecoder<Avx512DecoderBy<Fetch>, Avx512Scales<Fetch>,
-                                             PatchesBySixteen<InTileOrder>> {
+template <class Fetch, class Patches = PatchesBySixteen<InTileOrder>>
+class Avx512DecoderBy
+    : public NestedDecoder<Avx512DecoderBy<Fetch, Patches>, Avx512Scales<Fetch>, Patches> {
  public:
   static constexpr bool kIsWoven = false;
 

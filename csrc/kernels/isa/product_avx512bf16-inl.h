@@ -31,14 +31,17 @@ void prepare_exact_pairs(const float* x, int64_t inputs, int64_t tiles, uint8_t*
 struct WholeVectors {
   using Fetch = FetchNear;
   using Plain = PlainAhead;
+  using Patches = PatchesBySixteen<InTileOrder>;
   static constexpr bool kShuffles = true;
 };
 
 // For CPUs that need two cycles per 512-bit vector (Zen 4). Their shuffles compete with
-// multiplications, and one group of rows reads plain tiles faster without prefetching.
+// multiplications, one group of rows reads plain tiles faster without prefetching, and patches are
+// faster without passing through memory.
 struct HalfVectors {
   using Fetch = FetchIntoSecondLevel;
   using Plain = PlainUnfetched;
+  using Patches = PatchesInTurn;
   static constexpr bool kShuffles = false;
 };
 
@@ -105,7 +108,8 @@ struct Avx512Bf16Exact {
 constexpr int64_t kRowsInTileOrder = 4;
 
 template <class Core>
-using InTileOrderProduct = Avx512Bf16Exact<Core, Avx512DecoderBy<typename Core::Fetch>>;
+using InTileOrderProduct =
+    Avx512Bf16Exact<Core, Avx512DecoderBy<typename Core::Fetch, typename Core::Patches>>;
 template <class Core>
 using WovenProduct = Avx512Bf16Exact<Core, WovenDecoder<typename Core::Fetch>>;
 
