@@ -36,8 +36,8 @@ struct WholeVectors {
 };
 
 // For CPUs that need two cycles per 512-bit vector (Zen 4). Their shuffles compete with
-// multiplications, one group of rows reads plain tiles faster without prefetching, and patches are
-// faster without passing through memory.
+// multiplications, one group of rows reads plain tiles faster without prefetching, and putting
+// patches one after the other is faster in tile order.
 struct HalfVectors {
   using Fetch = FetchIntoSecondLevel;
   using Plain = PlainUnfetched;
