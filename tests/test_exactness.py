@@ -60,33 +60,44 @@ MODELS = (*FACTORS["model"], *FAMILY_SHAPES)
 FAMILY_DRAFTS = ("fp4:context=192", "fp4:k=6+SMALL:bf16:k=4", "SMALL:k=5:context=192+ngram:k=2")
 
 
+def cell_by_chance(draws: str, **given: Any) -> Cell:
+    """A cell whose other values are drawn: the same in each run, whatever instruction sets there
+    are."""
+    chance = random.Random(draws)
+    values = {factor: chance.choice(choices) for factor, choices in FACTORS.items()}
+    return Cell(**values | given)
+
+
 def family_cells() -> Iterator[Cell]:
-    """Every family on every instruction set, with the other factors at random but the same in each
-    run, whatever instruction sets there are."""
+    """Every family on every instruction set."""
     for name, isa in product(FAMILY_SHAPES, FACTORS["isa"]):
-        chance = random.Random(f"{name} {isa}")
-        values = {
-            factor: chance.choice(choices)
-            for factor, choices in (FACTORS | {"draft": FAMILY_DRAFTS}).items()
-        }
-        yield Cell(**values | {"model": name, "isa": isa})
+        draft = random.Random(f"draft {name} {isa}").choice(FAMILY_DRAFTS)
+        yield cell_by_chance(f"{name} {isa}", model=name, isa=isa, draft=draft)
 
 
 def hybrid_cells() -> Iterator[Cell]:
-    """Every draft of the hybrid on every instruction set, with the other factors at random; of
-    convolutions alone, every draft. With fewer than three instruction sets, the hybrid gets two
-    cells of each, so that enough tokens are compared."""
+    """Every draft of the hybrid on every instruction set; of convolutions alone, every draft. With
+    fewer than three instruction sets, the hybrid gets two cells of each, so that enough tokens are
+    compared."""
     isas = FACTORS["isa"]
     turns = ("", " again") if len(isas) < 3 else ("",)
     for isa, draft, turn in product(isas, drafting.DRAFTS, turns):
-        chance = random.Random(f"{isa} {draft}{turn}")
-        values = {factor: chance.choice(choices) for factor, choices in FACTORS.items()}
-        yield Cell(**values | {"model": "hybrid", "isa": isa, "draft": draft})
+        draws = f"{isa} {draft}{turn}"
+        yield cell_by_chance(draws, model="hybrid", isa=isa, draft=draft)
         if not turn and drafting.DRAFTS.index(draft) % len(isas) == isas.index(isa):
-            yield Cell(**values | {"model": "convolutions", "isa": isa, "draft": draft})
+            yield cell_by_chance(draws, model="convolutions", isa=isa, draft=draft)
 
 
-SLOW_CELLS += [cell for cell in hybrid_cells() if cell not in (*QUICK_CELLS, *SLOW_CELLS)]
+def block_cells() -> Iterator[Cell]:
+    """Two batches under each drafter of blocks on every instruction set."""
+    for draft, isa, turn in product(drafting.BLOCKS, FACTORS["isa"], (1, 2)):
+        model = random.Random(f"model {turn} {draft} {isa}").choice([*subjects.RANDOM_SHAPES])
+        draws = f"{turn} {draft} {isa}"
+        yield cell_by_chance(draws, model=model, isa=isa, draft=draft, company="batch")
+
+
+for cells in (hybrid_cells(), block_cells()):
+    SLOW_CELLS += [cell for cell in cells if cell not in (*QUICK_CELLS, *SLOW_CELLS)]
 for number, cell in enumerate(family_cells()):
     family, isa = divmod(number, len(FACTORS["isa"]))
     (QUICK_CELLS if isa == family % len(FACTORS["isa"]) else SLOW_CELLS).append(cell)
@@ -98,8 +109,7 @@ class Bench:
 
     directory: Path
     seed: int
-    compared: Counter[str] = field(default_factory=Counter)  # tokens by model
-    cells: int = 0
+    compared: Counter[Cell] = field(default_factory=Counter)  # tokens
     drafted: Drafted = field(default_factory=Drafted)
     drafted_below: Counter[tuple[int, str]] = field(default_factory=Counter)  # by depth
     _subjects: dict[str, Subject] = field(default_factory=dict)
@@ -195,8 +205,7 @@ def test_bits_are_those_of_plain_decoding(bench: Bench, cell: Cell) -> None:
     traces, drafted = bench.decode(cell)
     assert bench.differences(cell, traces) == []
     assert all(len(trace.emissions) >= 64 for trace in traces)
-    bench.compared[cell.model] += sum(len(trace.emissions) for trace in traces)
-    bench.cells += 1
+    bench.compared[cell] += sum(len(trace.emissions) for trace in traces)
     for count in dataclasses.fields(Drafted):
         before = getattr(bench.drafted, count.name)
         setattr(bench.drafted, count.name, before + getattr(drafted, count.name))
@@ -249,13 +258,23 @@ def test_drafts_were_rejected_and_accepted_in_part_and_whole(bench: Bench) -> No
 
 def test_enough_tokens_were_compared(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
-        print(f"[{bench.compared.total()} tokens compared in {bench.cells} cells]", end="")
+        print(f"[{bench.compared.total()} tokens compared in {len(bench.compared)} cells]", end="")
     assert bench.compared.total() >= LEAST_TOKENS
 
 
 @pytest.mark.slow
-def test_enough_tokens_of_hybrids_were_compared(bench: Bench) -> None:
-    assert bench.compared["hybrid"] >= LEAST_TOKENS
+@pytest.mark.parametrize(
+    ("factor", "names"),
+    [("model", ["hybrid"]), ("draft", drafting.BLOCKS)],
+    ids=["hybrid", "blocks"],
+)
+def test_enough_tokens_of_each_kind_were_compared(
+    bench: Bench, factor: str, names: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_kind = {cell: n for cell, n in bench.compared.items() if getattr(cell, factor) in names}
+    with capsys.disabled():
+        print(f"[{sum(of_kind.values())} in {len(of_kind)} cells]", end="")
+    assert sum(of_kind.values()) >= LEAST_TOKENS
 
 
 @pytest.mark.parametrize("name", ["stories260k", "tiny1m", "shipped"])

@@ -12,8 +12,7 @@ from specqd.model.model import Model, Precision
 from specqd.text.tokenizer import Tokenizer
 from support.subjects import CORPUS, Subject
 
-# A chain's words, the outermost first; SMALL, HEAD, BLOCKS and CORPUS stand for directories and a
-# file.
+# A chain's words, the outermost first; words in capitals stand for directories and a file.
 CHAINS = (
     "ngram",
     "SMALL:bf16:k=3",
@@ -27,17 +26,19 @@ CHAINS = (
     "fp4:k=8+SMALL:k=4+ngram:CORPUS:k=3",
     "fp4:k=12:context=320+SMALL:bf16:k=8+SMALL:k=4:context=192+ngram:CORPUS:k=2",
 )
-HEADS = (
-    "head:HEAD:k=3",
-    "fp4:k=5+head:HEAD:bf16:k=2",
+BLOCKS = (
     "head:BLOCKS:k=5",
     "fp4:k=6+head:BLOCKS:bf16",
+    "fp4|head:BLOCKS|ngram",
+    "fp4:k=8:context=192+head:SELECTED",
 )
+HEADS = ("head:HEAD:k=3", "fp4:k=5+head:HEAD:bf16:k=2", *BLOCKS[:2])
 LENGTHS = (*range(1, 9), 40)  # the last one is longer than a chunk of recurrent layers
 DRAFTS = (
     *("none", *(f"fp4:k={k}" for k in LENGTHS), "fp4", "fp4:k=16:context=192"),
     *CHAINS,
     *HEADS,
+    *BLOCKS[2:],
 )
 QUICK_DRAFTS = (
     *("none", "fp4:k=1", "fp4:k=4", "fp4:k=40", "fp4", "fp4:k=16:context=192"),
@@ -98,6 +99,7 @@ def level_of(
         "SMALL": str(subject.small),
         "HEAD": str(subject.head),
         "BLOCKS": str(subject.blocks),
+        "SELECTED": str(subject.selected),
         "CORPUS": str(CORPUS),
     }
     words = [re.sub("|".join(files), lambda m: files[m[0]], word) for word in draft.split("+")]

@@ -69,6 +69,7 @@ class Subject:
     small: Path | None = None  # a smaller model with the same tokens
     head: Path | None = None  # a random head
     blocks: Path | None = None  # a random drafter of blocks
+    selected: Path | None = None  # another, with convolutions and a selector
 
     def requests(self, rng: np.random.Generator) -> tuple[dict[str, Request], list[Request]]:
         """The request for each sampling, the same in every cell, and the other requests of a batch.
@@ -148,7 +149,7 @@ def with_small(subject: Subject, directory: Path) -> Subject:
 
 
 def with_head(subject: Subject, directory: Path, seed: int) -> Subject:
-    """Adds a random draft head and a drafter of blocks, which read two layer boundaries of the
+    """Adds a random draft head and two drafters of blocks, which read two layer boundaries of the
     subject."""
     config = read_config(subject.directory)
     target = Shape(hidden=config.hidden_size, vocab=config.vocab_size, layers=config.num_layers)
@@ -158,8 +159,10 @@ def with_head(subject: Subject, directory: Path, seed: int) -> Subject:
         taps=taps, heads=3, kv_heads=1, head_dim=24, ffn=70, tokens=97, window=40,
         layer_types=("full_attention", "sliding_attention"),
     )  # fmt: skip
+    selected = BlockShape(taps=taps, block=9, convolution=(2, 4), selector=(24, 16))
     return replace(
         subject,
         head=make_head(directory / "head", target, head, seed),
         blocks=make_drafter(directory / "blocks", target, blocks, seed),
+        selected=make_drafter(directory / "selected", target, selected, seed),
     )
