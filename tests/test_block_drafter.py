@@ -22,9 +22,10 @@ from support.dflash_cases import (
     read,
 )
 from support.engines import preempt_at_random
+from support.families import FAMILY_SHAPES
 from support.head_texts import random_text, texts
 from support.random_dflash import make_drafter, make_repeating_drafter
-from support.random_models import make_model
+from support.random_models import Shape, make_model
 
 
 @pytest.fixture(scope="module", params=["small", "windows", "dflash2"])
@@ -117,15 +118,28 @@ CHAINS = [
 ]
 
 
+HYBRID = replace(
+    FAMILY_SHAPES["qwen3_5_text"], hidden=64, vocab=TARGET.vocab, is_tied=True, is_peaked=False
+)
+
+
+def make_drafters(parent: Path, shape: Shape, seed: int) -> Path:
+    make_target(parent / "target", shape, seed)
+    make_drafter(parent / "random", shape, SHAPES["windows"], seed + 1)
+    make_drafter(parent / "ids", shape, replace(SHAPES["ids of its own"], layers=1), seed + 2)
+    make_drafter(parent / "dflash2", shape, SHAPES["dflash2"], seed + 3)
+    make_repeating_drafter(parent / "repeating", shape)
+    return parent
+
+
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
-    parent = tmp_path_factory.mktemp("drafters")
-    target = make_target(parent / "target", TARGET, seed)
-    make_drafter(parent / "random", TARGET, SHAPES["windows"], seed + 1)
-    make_drafter(parent / "ids", TARGET, replace(SHAPES["ids of its own"], layers=1), seed + 2)
-    make_drafter(parent / "dflash2", TARGET, SHAPES["dflash2"], seed + 3)
-    make_repeating_drafter(parent / "repeating", target, TARGET)
-    return parent
+    return make_drafters(tmp_path_factory.mktemp("drafters"), TARGET, seed)
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
+    return make_drafters(tmp_path_factory.mktemp("hybrid"), HYBRID, seed)
 
 
 def with_paths(words: list[str], directory: Path) -> list[str]:
@@ -137,14 +151,17 @@ def with_paths(words: list[str], directory: Path) -> list[str]:
 @pytest.mark.parametrize("words", CHAINS, ids="+".join)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("preempts", [False, True])
+@pytest.mark.parametrize("target", ["directory", "hybrid"])
 def test_texts_under_drafters_are_those_of_plain_decoding(
-    directory: Path,
+    target: str,
     words: list[str],
     temperature: float,
     preempts: bool,
     seed: int,
     monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
+    directory = request.getfixturevalue(target)
     plain = LLM(directory / "target", "none", threads=1)
     drafted = plain.with_draft(with_paths(words, directory))
     wanted = texts(plain, np.random.default_rng(seed), TARGET.vocab, temperature)
@@ -158,7 +175,11 @@ def test_texts_under_drafters_are_those_of_plain_decoding(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_drafter_that_is_right_is_accepted(directory: Path, temperature: float) -> None:
+@pytest.mark.parametrize("target", ["directory", "hybrid"])
+def test_a_drafter_that_is_right_is_accepted(
+    target: str, temperature: float, request: pytest.FixtureRequest
+) -> None:
+    directory = request.getfixturevalue(target)
     llm = LLM(directory / "target", with_paths(["head:REPEATING:k=7"], directory), threads=1)
     params = Sampling(temperature=temperature, seed=3, max_tokens=64, ignore_eos=True)
     [result] = llm.generate([[5, 6, 7]], params)
@@ -171,7 +192,7 @@ def test_a_drafter_that_is_right_is_accepted(directory: Path, temperature: float
 def test_flat_predictions_are_sampled_with_less_noise(directory: Path, tmp_path: Path) -> None:
     """With the noise of its positions, a drafter that predicts the right tokens without certainty
     would propose almost random ones."""
-    make_repeating_drafter(tmp_path / "flat", directory / "target", TARGET, certainty=0.1)
+    make_repeating_drafter(tmp_path / "flat", TARGET, certainty=0.1)
     params = Sampling(temperature=0.8, seed=3, max_tokens=200, ignore_eos=True)
     shares = []
     for drafter in (directory / "repeating", tmp_path / "flat"):

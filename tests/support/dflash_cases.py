@@ -67,7 +67,7 @@ def make_target(directory: Path, shape: Shape, seed: int) -> Path:
 
     def quieten(tensors: Any) -> None:
         for name, bits in tensors.items():
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
+            if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
                 bits -= ((bits & 0x7F80) > 0x400).astype(np.uint16) * np.uint16(0x300)  # / 64
 
     return change_model(directory, quieten)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from support.random_models import Shape, read_model
+from support.random_models import Shape
 from support.writers import bf16_bits, write_safetensors
 
 
@@ -162,9 +162,7 @@ def _draw(rng: np.random.Generator, name: str, size: tuple[int, ...]) -> NDArray
     return noise * np.float32(gain / np.sqrt(size[-1]))
 
 
-def make_repeating_drafter(
-    directory: Path, target: Path, shape: Shape, certainty: float = 1.0
-) -> Path:
+def make_repeating_drafter(directory: Path, shape: Shape, certainty: float = 1.0) -> Path:
     """A drafter that predicts the newest token in each place, for a model with a tied embedding.
     Its logits are multiplied by `certainty`.
 
@@ -183,5 +181,4 @@ def make_repeating_drafter(
     eye = np.eye(hidden, dtype=np.float32)
     for name, gain in (("q", 1.0), ("k", -1.0), ("v", 1.0), ("o", 1e4)):
         tensors[f"layers.0.self_attn.{name}_proj.weight"] = bf16_bits(np.float32(gain) * eye)
-    tensors["norm.weight"] = read_model(target)[1]["model.norm.weight"]
     return _write(directory, drafter_config(shape, block), tensors)
