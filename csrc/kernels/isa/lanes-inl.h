@@ -146,20 +146,20 @@ inline V exp_reduced(V x, V n) {
   return fma(p, r, all<V>(1.0f));
 }
 
-// e^x to about 1 ulp; 0 below -87.3, +inf above 88.7.
+// e^x to about 1 ulp; 0 below -87.3, +inf above 88.7. NaN stays NaN: neither max() nor min() takes
+// a constant that is their first operand for it.
 template <class V>
 inline V exp(V x) {
   using I = LanesLike<int32_t, V>;
-  const V clamped = max(min(x, all<V>(89.0f)), all<V>(-88.0f));
+  const V clamped = max(all<V>(-88.0f), min(all<V>(89.0f), x));
   const V n = round_even(clamped * all<V>(1.44269504f));
   const V p = exp_reduced(clamped, n);
   // 2^n is computed as two factors, because n reaches 128 and 2^i needs -126 <= i <= 127.
   const auto power_of_two = [](I i) { return bits_as<V>((i + 127) << 23); };
   const I whole = convert<I>(n);
   const I half = whole >> 1;
-  V value = (p * power_of_two(half)) * power_of_two(whole - half);
-  value = select(x < all<V>(-87.3f), V{}, value);
-  return select(x == x, value, x);
+  const V value = (p * power_of_two(half)) * power_of_two(whole - half);
+  return select(x < all<V>(-87.3f), V{}, value);
 }
 
 // e^x for x <= 0 and NaN. It needs fewer steps than exp(), because n = -127 gives the factor zero
@@ -167,12 +167,11 @@ inline V exp(V x) {
 template <class V>
 inline V exp_not_above_zero(V x) {
   using I = LanesLike<int32_t, V>;
-  const V clamped = max(x, all<V>(-88.0f));
+  const V clamped = max(all<V>(-88.0f), x);
   const V magic = all<V>(12582912.0f);  // 1.5 * 2^23: puts the integer into the low bits
   const V shifted = clamped * all<V>(1.44269504f) + magic;
   const V power = bits_as<V>((bits_as<I>(shifted) + 127) << 23);
-  const V value = exp_reduced(clamped, shifted - magic) * power;
-  return select(x == x, value, x);
+  return exp_reduced(clamped, shifted - magic) * power;
 }
 
 }  // namespace
