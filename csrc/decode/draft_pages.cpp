@@ -23,9 +23,8 @@ struct Candidate {
   }
 };
 
-// Moves the best `count` candidates to the front.
+// Moves the best `count` candidates, of as many or more, to the front.
 void move_best(std::vector<Candidate>& candidates, int64_t count) {
-  count = std::min(count, std::ssize(candidates));
   std::ranges::nth_element(candidates, candidates.begin() + count, std::less<>());
 }
 

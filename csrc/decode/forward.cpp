@@ -236,7 +236,8 @@ void ModelForward::forward_whole(std::span<const Rows> batch) {
 
 ForwardRows ModelForward::forward_rows(const Rows& rows, size_t batch) {
   Context& context = *rows.context;
-  const auto start = static_cast<int64_t>(rows.start), count = std::ssize(rows.tokens);
+  const auto start = static_cast<int64_t>(rows.start);
+  const int64_t count = std::ssize(rows.tokens);
   const auto logits = static_cast<int64_t>(rows.logits);
   ForwardRows part{context.slot(), start, count, logits, static_cast<int64_t>(context.settled())};
   if (context.is_provisional(rows.start))

@@ -314,7 +314,8 @@ void PagedAttention::sum_page_weights(const RowParts& parts, int64_t head,
     const size_t part = part_index(parts.first + i * parts.stride, head);
     const float factor = std::exp(part_sums_[part].maximum - whole.maximum) / whole.sum;
     const auto first = static_cast<size_t>(i * kChunkPages);
-    for (size_t page = first; page < std::min(first + kChunkPages, page_weights.size()); ++page)
+    const size_t end = std::min<size_t>(first + kChunkPages, page_weights.size());
+    for (size_t page = first; page < end; ++page)
       page_weights[page] = factor * page_sums_[part * kChunkPages + page - first];
   }
   if (pages < page_weights.size()) std::ranges::fill(page_weights.subspan(pages), 0.0f);
