@@ -55,7 +55,7 @@ MOST_INSTRUCTIONS = {
     "exact": {1: 1050, 4: 1600, 8: 2550},
     "fp4": {1: 180, 4: 390, 8: 750},
 }
-MOST_CYCLES = {"exact": 450, "fp4": 80}
+MOST_CYCLES = {"exact": 380, "fp4": 80}
 
 
 @dataclass(frozen=True, slots=True)

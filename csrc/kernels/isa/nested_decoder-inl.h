@@ -23,10 +23,7 @@ class NestedDecoder {
 
   [[gnu::always_inline]] void end_tile() {
     patches_.apply(out_);
-    if (--left_ <= 0) return;
-    ++tile_;
-    out_ += kTileWeights;
-    begin_tile();
+    next_tile();
   }
 
   void whole_tile() {
@@ -47,12 +44,17 @@ class NestedDecoder {
   int64_t tile_, left_;
 
  protected:
+  [[gnu::always_inline]] void next_tile() {
+    if (--left_ <= 0) return;
+    ++tile_;
+    out_ += kTileWeights;
+    begin_tile();
+  }
+
   uint16_t* out_;
   const uint8_t* codes_ = nullptr;
   const uint8_t* residuals_ = nullptr;
   Scales scales_;
-
- private:
   Patches patches_;
 };
 

@@ -31,11 +31,62 @@ class TilePatches {
   int64_t count_ = 0;
 };
 
+[[gnu::always_inline]] inline void put_patch(unsigned patch, uint8_t* upper) {
+  upper[(patch >> 7) * 2] = kUpperBytes.of_patch[patch & 0xff];
+}
+
+// The patches of one tile that are left to be applied in steps of four, beside other work. After
+// kSteps of them, all are applied.
+class PatchesLeft {
+ public:
+  static constexpr int kSteps = 8;
+
+  // None: steps write to *unused.
+  explicit PatchesLeft(uint8_t* unused) : next_(kNone), last_(kNone), upper_(unused) {}
+
+  // Those of `tile`. What steps cannot apply is applied at once.
+  PatchesLeft(const uint16_t* patches, int64_t count, uint16_t* tile, uint8_t* unused)
+      : PatchesLeft(unused) {
+    auto* const upper = reinterpret_cast<uint8_t*>(tile) + 1;
+    if (count < 4) {
+      for (int64_t i = 0; i < count; ++i) put_patch(patches[i], upper);
+      return;
+    }
+    next_ = patches;
+    last_ = patches + count - 4;
+    upper_ = upper;
+    for (; last_ - next_ > (kSteps - 1) * 4; ++next_) [[unlikely]]
+      put_patch(*next_, upper);
+  }
+
+  // Applies the next four, or the last four again, in 64-bit registers: wide ones have other work.
+  [[gnu::always_inline]] void step() {
+    constexpr uint64_t kOnes = 0x0001000100010001u;
+    uint64_t four;
+    std::memcpy(&four, next_, sizeof(four));
+    const uint64_t places = four >> 6 & kOnes * 0x3fe;
+    const uint64_t bytes = (four & kOnes * 0x7f) + (four & kOnes * 0x40);
+    for (int i = 0; i < 4; ++i)
+      upper_[places >> (16 * i) & 0xffff] = static_cast<uint8_t>(bytes >> (16 * i));
+    next_ = next_ + 4 < last_ ? next_ + 4 : last_;
+  }
+
+ private:
+  static constexpr uint16_t kNone[4] = {};
+
+  const uint16_t *next_, *last_;  // four patches each
+  uint8_t* upper_;
+};
+
 // Applies them one after the other.
 class PatchesInTurn : public TilePatches {
  public:
   [[gnu::always_inline]] void apply(uint16_t* tile) const {
     if (count_ > 0) put_all(at_, count_, reinterpret_cast<uint8_t*>(tile) + 1);
+  }
+
+  [[gnu::always_inline]] PatchesLeft left(uint16_t* tile, uint8_t* unused) const {
+    return {at_, count_, tile, unused};
   }
 
  private:
@@ -44,7 +95,7 @@ class PatchesInTurn : public TilePatches {
   // registers from its caller.
   [[gnu::noinline]] static void put_all(const uint16_t* patch, int64_t count, uint8_t* upper) {
     if (count < 4) {
-      for (int64_t i = 0; i < count; ++i) put(patch[i], upper);
+      for (int64_t i = 0; i < count; ++i) put_patch(patch[i], upper);
       return;
     }
     const uint16_t* const last = patch + count - 4;
@@ -52,10 +103,7 @@ class PatchesInTurn : public TilePatches {
     put_four(last, upper);
   }
   [[gnu::always_inline]] static void put_four(const uint16_t* patches, uint8_t* upper) {
-    for (int i = 0; i < 4; ++i) put(patches[i], upper);
-  }
-  [[gnu::always_inline]] static void put(unsigned patch, uint8_t* upper) {
-    upper[(patch >> 7) * 2] = kUpperBytes.of_patch[patch & 0xff];
+    for (int i = 0; i < 4; ++i) put_patch(patches[i], upper);
   }
 };
 

@@ -41,25 +41,47 @@ struct NeonScales {
 };
 
 // Decodes eight outputs of four rows at a time.
-class NeonDecoder : public NestedDecoder<NeonDecoder, NeonScales, PatchesBySixteen<InTileOrder>> {
+class NeonDecoder : public NestedDecoder<NeonDecoder, NeonScales, PatchesInTurn> {
  public:
   using NestedDecoder::NestedDecoder;
 
   [[gnu::always_inline]] void whole_tile() {
-    const Parts parts{codes_, residuals_, out_, scales_};
+    decode();
+    end_tile();
+  }
+
+  // Decodes a tile but for its patches. There are none after the last tile.
+  [[gnu::always_inline]] PatchesLeft tile_without_patches(uint8_t* unused) {
+    if (is_done()) return PatchesLeft(unused);
+    decode();
+    const PatchesLeft left = patches_.left(out_, unused);
+    next_tile();
+    return left;
+  }
+
+ private:
+  [[gnu::always_inline]] void decode() const {
+    const Parts parts{
+        codes_, residuals_, out_, scales_, load_once(kCodeBytes.low), load_once(kCodeBytes.high)};
     repeat<4>([&](auto group) __attribute__((always_inline)) {
       parts.decode<group, 0>();
       parts.decode<group, 1>();
     });
-    end_tile();
   }
 
- private:
+  // A table that GCC keeps in a register, rather than load it before each use.
+  [[gnu::always_inline]] static uint8x16_t load_once(const uint8_t* table) {
+    uint8x16_t loaded = vld1q_u8(table);
+    asm("" : "+w"(loaded));
+    return loaded;
+  }
+
   // A copy of the decoder's members that need not be loaded again after each store.
   struct Parts {
     const uint8_t *codes, *residuals;
     uint16_t* out;
     NeonScales scales;
+    uint8x16_t low_bytes, high_bytes;
 
     // A word's low byte holds the codes of the rows 0 and 1 of the group, its high byte those of
     // the rows 2 and 3.
@@ -74,8 +96,8 @@ class NeonDecoder : public NestedDecoder<NeonDecoder, NeonScales, PatchesBySixte
       repeat<4>([&](auto row) __attribute__((always_inline)) {
         const uint8x16_t two = bytes.val[row / 2];
         const uint8x16_t code = row % 2 ? vshrq_n_u8(two, 4) : vandq_u8(two, vdupq_n_u8(15));
-        const uint8x16_t low = vqtbl1q_u8(vld1q_u8(kCodeBytes.low), code);
-        const uint8x16_t high = vqtbl1q_u8(vld1q_u8(kCodeBytes.high), code);
+        const uint8x16_t low = vqtbl1q_u8(low_bytes, code);
+        const uint8x16_t high = vqtbl1q_u8(high_bytes, code);
         const uint8x16_t residual = vld1q_u8(residuals_at + row * 32);
         const uint16x8_t first = vaddw_u8(scales.quarter[half * 2], vget_low_u8(residual));
         const uint16x8_t second = vaddw_high_u8(scales.quarter[half * 2 + 1], residual);
@@ -91,6 +113,20 @@ class NeonDecoder : public NestedDecoder<NeonDecoder, NeonScales, PatchesBySixte
 void decode_tile_neon(const PackedMatrix& w, int64_t tile, uint16_t* out) {
   if (w.residuals == nullptr) return decode_tile(w, tile, out);
   NeonDecoder(w, tile, 1, out).whole_tile();
+}
+
+// Work beside a multiplication that has no patches.
+struct NoPatches {
+  void step() const {}
+};
+
+template <class Ahead>
+[[gnu::always_inline]] inline NoPatches begin_beside(Ahead& ahead, uint8_t*) {
+  if (!ahead.is_done()) ahead.whole_tile();
+  return {};
+}
+[[gnu::always_inline]] inline PatchesLeft begin_beside(NeonDecoder& ahead, uint8_t* unused) {
+  return ahead.tile_without_patches(unused);
 }
 
 struct NeonExact {
@@ -110,22 +146,25 @@ struct NeonExact {
     repeat<Rows>([&](auto m) __attribute__((always_inline)) {
       row[m] = reinterpret_cast<const float*>(x.data + static_cast<size_t>(m) * x.stride);
     });
+    uint8_t unused;
     for (int64_t t = 0; t < tiles; ++t) {
+      auto patches = begin_beside(ahead, &unused);
 #pragma GCC unroll 1
       for (int first = 0; first < kQuarters; first += kAtOnce)
-        multiply<Rows, kAtOnce>(tile + first * 8, row, out + first * 4, out_stride);
+        multiply<Rows, kAtOnce>(tile + first * 8, row, out + first * 4, out_stride, patches);
       repeat<Rows>([&](auto m) __attribute__((always_inline)) { row[m] += kBlock; });
       tile += kTileWeights;
-      if (!ahead.is_done()) ahead.whole_tile();
     }
     while (!ahead.is_done()) ahead.whole_tile();
   }
 
  private:
   // Multiplies `Quarters` quarters of a tile by all rows; one load of four inputs serves them all.
-  template <int Rows, int Quarters>
+  // Patches of another tile, in steps between the products, take no time of the vector units.
+  template <int Rows, int Quarters, class Patches>
   [[gnu::always_inline]] static void multiply(const uint16_t* tile, const float* const (&row)[Rows],
-                                              float* out, int64_t out_stride) {
+                                              float* out, int64_t out_stride, Patches& patches) {
+    constexpr int kEvery = kBlock / 4 * (kQuarters / Quarters) / PatchesLeft::kSteps;
     float32x4_t even[Rows][Quarters], odd[Rows][Quarters];
     repeat<Rows>([&](auto m) __attribute__((always_inline)) {
       repeat<Quarters>(
@@ -146,6 +185,7 @@ struct NeonExact {
           odd[m][q] = vfmaq_laneq_f32(odd[m][q], high, inputs[m], 2 * pair + 1);
         });
       });
+      if constexpr (four % kEvery == 0) patches.step();
       keep_loads_below();
     });
     for (int m = 0; m < Rows; ++m)
