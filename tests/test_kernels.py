@@ -115,6 +115,11 @@ def test_tiles_with_any_number_of_patches_are_decoded(isa: str, rng: np.random.G
     starts = testing.planes(packed)[3]
     np.testing.assert_array_equal(np.diff(starts), counts)
     np.testing.assert_array_equal(table.unpack(packed), matrix)
+    plain = table.pack(matrix, plain=True)
+    for rows in (1, 2, 4, 8, 9):
+        x = random_inputs(rng, rows, 16 * BLOCK)
+        expected = PORTABLE.product("exact", plain, x)
+        assert_same_bits(table.product("exact", packed, x), expected)
 
 
 @each_isa
