@@ -115,11 +115,12 @@ void decode_tile_neon(const PackedMatrix& w, int64_t tile, uint16_t* out) {
   NeonDecoder(w, tile, 1, out).whole_tile();
 }
 
-// Work beside a multiplication that has no patches.
+// What is left of work that has no patches.
 struct NoPatches {
   void step() const {}
 };
 
+// Works on the next tile, and returns the steps that are left to be done beside a multiplication.
 template <class Ahead>
 [[gnu::always_inline]] inline NoPatches begin_beside(Ahead& ahead, uint8_t*) {
   if (!ahead.is_done()) ahead.whole_tile();
