@@ -151,7 +151,7 @@ def with_paths(words: list[str], directory: Path) -> list[str]:
 @pytest.mark.parametrize("words", CHAINS, ids="+".join)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("preempts", [False, True])
-@pytest.mark.parametrize("target", ["directory", "hybrid"])
+@pytest.mark.parametrize("target", ["directory", "hybrid"], ids=["llama", "hybrid"])
 def test_texts_under_drafters_are_those_of_plain_decoding(
     target: str,
     words: list[str],
@@ -175,7 +175,7 @@ def test_texts_under_drafters_are_those_of_plain_decoding(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("target", ["directory", "hybrid"])
+@pytest.mark.parametrize("target", ["directory", "hybrid"], ids=["llama", "hybrid"])
 def test_a_drafter_that_is_right_is_accepted(
     target: str, temperature: float, request: pytest.FixtureRequest
 ) -> None:

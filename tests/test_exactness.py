@@ -60,10 +60,10 @@ MODELS = (*FACTORS["model"], *FAMILY_SHAPES)
 FAMILY_DRAFTS = ("fp4:context=192", "fp4:k=6+SMALL:bf16:k=4", "SMALL:k=5:context=192+ngram:k=2")
 
 
-def cell_by_chance(draws: str, **given: Any) -> Cell:
+def cell_by_chance(seed: str, **given: Any) -> Cell:
     """A cell whose other values are drawn: the same in each run, whatever instruction sets there
     are."""
-    chance = random.Random(draws)
+    chance = random.Random(seed)
     values = {factor: chance.choice(choices) for factor, choices in FACTORS.items()}
     return Cell(**values | given)
 
@@ -82,18 +82,18 @@ def hybrid_cells() -> Iterator[Cell]:
     isas = FACTORS["isa"]
     turns = ("", " again") if len(isas) < 3 else ("",)
     for isa, draft, turn in product(isas, drafting.DRAFTS, turns):
-        draws = f"{isa} {draft}{turn}"
-        yield cell_by_chance(draws, model="hybrid", isa=isa, draft=draft)
+        seed = f"{isa} {draft}{turn}"
+        yield cell_by_chance(seed, model="hybrid", isa=isa, draft=draft)
         if not turn and drafting.DRAFTS.index(draft) % len(isas) == isas.index(isa):
-            yield cell_by_chance(draws, model="convolutions", isa=isa, draft=draft)
+            yield cell_by_chance(seed, model="convolutions", isa=isa, draft=draft)
 
 
 def block_cells() -> Iterator[Cell]:
     """Two batches under each drafter of blocks on every instruction set."""
     for draft, isa, turn in product(drafting.BLOCKS, FACTORS["isa"], (1, 2)):
         model = random.Random(f"model {turn} {draft} {isa}").choice([*subjects.RANDOM_SHAPES])
-        draws = f"{turn} {draft} {isa}"
-        yield cell_by_chance(draws, model=model, isa=isa, draft=draft, company="batch")
+        seed = f"{turn} {draft} {isa}"
+        yield cell_by_chance(seed, model=model, isa=isa, draft=draft, company="batch")
 
 
 for cells in (hybrid_cells(), block_cells()):

@@ -146,8 +146,8 @@ inline V exp_reduced(V x, V n) {
   return fma(p, r, all<V>(1.0f));
 }
 
-// e^x to about 1 ulp; 0 below -87.3, +inf above 88.7. NaN stays NaN: neither max() nor min() takes
-// a constant that is their first operand for it.
+// e^x to about 1 ulp; 0 below -87.3, +inf above 88.7. NaN stays NaN, because max() and min() return
+// their second operand for it.
 template <class V>
 inline V exp(V x) {
   using I = LanesLike<int32_t, V>;
