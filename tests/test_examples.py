@@ -65,6 +65,8 @@ def test_what_an_example_prints_is_true(name: str, outputs: Outputs) -> None:
     if name == "async_client":
         pytest.importorskip("openai")
         pytest.importorskip("uvicorn", reason="needs specqd[serve]")
+    if name == "schema":
+        pytest.importorskip("llguidance", reason="needs specqd[structured]")
     output = outputs(name)
     for pattern, times in PRINTS[name].items():
         assert len(re.findall(pattern, output)) == times, output

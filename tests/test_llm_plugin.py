@@ -85,6 +85,7 @@ def test_tools_are_called_and_their_results_answered(tmp_path: Path, seed: int) 
 
 
 def test_asyncio_and_schemas_have_the_answers_of_the_api(chat_model: Path, chatting: LLM) -> None:
+    pytest.importorskip("llguidance", reason="needs specqd[structured]")
     schema = {"enum": ["left", "right"]}
     messages = [{"role": "user", "content": "ab"}]
     expected = chatting.chat(messages, replace(PARAMS, schema=schema)).text

@@ -291,6 +291,7 @@ def test_openais_client_raises_its_own_error_types(client: Any) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::"])
 def test_accepted_connections_have_tcp_nodelay(host: str) -> None:
+    pytest.importorskip("uvicorn", reason="needs specqd[serve]")
     from specqd.server.listening import listen
 
     with listen(host, 0) as listening:

@@ -8,13 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prometheus_client import generate_latest
 
 from specqd import __version__
 from specqd.engine.reports import LevelReport, Stats
-from specqd.server.bandwidth import RecentShares, shares_of
-from specqd.server.metrics import Counts, Metrics
-from specqd.server.model_metrics import Merged
 from support.events import events_of
 from support.level_reports import report
 from support.openai_client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
@@ -22,6 +18,12 @@ from support.random_models import EOS, Shape, make_model
 from support.served import Served, add_template, serving
 
 pytest.importorskip("fastapi", reason="needs specqd[serve]")
+
+from prometheus_client import generate_latest
+
+from specqd.server.bandwidth import RecentShares, shares_of
+from specqd.server.metrics import Counts, Metrics
+from specqd.server.model_metrics import Merged
 
 
 def test_the_version_and_the_context_length_can_be_queried(served: Served) -> None:

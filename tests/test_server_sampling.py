@@ -92,4 +92,5 @@ def test_a_requests_own_sampling_wins(plain: Served, warm: Served, llm: LLM) -> 
 
 
 def test_wrong_sampling_is_refused_before_the_model_is_loaded(refuse: Refuse) -> None:
+    pytest.importorskip("uvicorn", reason="needs specqd[serve]")
     assert refuse("serve", "./absent", "--top-p", "2").startswith("--top-p: 2.0 is not")

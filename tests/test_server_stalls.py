@@ -11,14 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from support.openai_client import COMPLETIONS
+from support.random_models import Shape, make_model
+from support.served import Served, serving
+
+pytest.importorskip("uvicorn", reason="needs specqd[serve]")
+
 import uvicorn
 from uvicorn.server import ServerState
 
 from specqd.server.connections import HEAD_SECONDS, WRITE_SECONDS, Connection
 from specqd.server.guard import BODY_SECONDS, SHORT_BODY_BYTES, Access, Guard
-from support.openai_client import COMPLETIONS
-from support.random_models import Shape, make_model
-from support.served import Served, serving
 
 HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\n"
 

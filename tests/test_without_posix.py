@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support import windows_like
 from support.batches import answers_by_id, request
 from support.command_line import PROGRAM
@@ -30,6 +32,7 @@ def imported(*names: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_the_modules_are_missing_and_the_package_is_imported() -> None:
+    pytest.importorskip("uvicorn", reason="needs specqd[serve]")
     for name in windows_like.MODULES:
         assert f"import of {name} halted" in imported(name).stderr
     ended = imported("specqd.cli", "specqd.server", *IMPORTED)
