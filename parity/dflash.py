@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from support.random_models import read_model
+from safetensors.torch import load_file
 
 Tensor = torch.Tensor
 
@@ -20,15 +19,14 @@ class Dflash:
     """The drafter of a directory, with the target's embedding and output head if it has none."""
 
     def __init__(self, drafter: Path, target: Path, dtype: torch.dtype) -> None:
-        from safetensors.torch import load_file
-
         self.config: dict[str, Any] = json.loads((drafter / "config.json").read_text())
         self.layer = self.config.get("transformer_layer_config", self.config)
         self.own = self.config.get("dflash_config", self.config)
-        raw = load_file(drafter / "model.safetensors")
+        raw, theirs = (
+            load_file(directory / "model.safetensors", str(torch.get_default_device()))
+            for directory in (drafter, target)
+        )
         self.w = {n: t.to(dtype) for n, t in raw.items() if t.is_floating_point()}
-        theirs = {n: torch.tensor(t.astype("int32") << 16, dtype=torch.int32).view(torch.float32)
-                  for n, t in read_model(target)[1].items()}  # fmt: skip
         embedding = theirs["model.embed_tokens.weight"].to(dtype)
         output = theirs.get("lm_head.weight", embedding).to(dtype)
         self.embedding = self.w.get("embed_tokens.weight", embedding)

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 Tensor = torch.Tensor
 SELECTOR = "candidate_selector"
-LAYERS, BLOCK = 3, 4
+LAYERS = 3
 TAPS = (2, 4, 5, 6, 7)  # boundaries of the model's layers
 CONVOLUTION_TAPS, GROUP = 2, 16  # of DFlash2: rows that a convolution sums, channels of a group
 RANK, CANDIDATES = 64, 16  # of DFlash2's selector
@@ -24,7 +24,8 @@ class Teacher:
     """The model: the features that the drafter reads, and the tokens that it should predict."""
 
     def __init__(self, directory: Path, dtype: torch.dtype) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
+        self.model = model.to(torch.get_default_device())
         self.config = self.model.config
         self.weights: dict[str, Tensor] = {
             name: tensor.float() for name, tensor in self.model.state_dict().items()
@@ -41,9 +42,14 @@ class Drafter:
     """A drafter that learns: many blocks of each text at once."""
 
     def __init__(
-        self, teacher: Teacher, mask: int, earlier: dict[str, Tensor], is_dflash2: bool
+        self,
+        teacher: Teacher,
+        mask: int,
+        block: int,
+        earlier: dict[str, Tensor],
+        is_dflash2: bool,
     ) -> None:
-        self.config, self.mask = teacher.config, mask
+        self.config, self.mask, self.block = teacher.config, mask, block
         self.is_dflash2 = is_dflash2 or f"{SELECTOR}.predecessor_codebook" in earlier
         theirs = teacher.weights
         self.embedding = theirs["model.embed_tokens.weight"]
@@ -89,9 +95,10 @@ class Drafter:
         kernels = self.w[f"{at}.base_kernel"] + dynamic.repeat_interleave(GROUP, -1)
 
         def convolve(side: int, y: Tensor) -> Tensor:
-            rows = y.unflatten(1, (-1, BLOCK))
+            rows = y.unflatten(1, (-1, self.block))
             parts = (
-                kernels[:, :, side, tap] * pad(rows, (0, 0, tap, 0))[:, :, :BLOCK].flatten(1, 2)
+                kernels[:, :, side, tap]
+                * pad(rows, (0, 0, tap, 0))[:, :, : self.block].flatten(1, 2)
                 for tap in range(CONVOLUTION_TAPS)
             )
             return sum(parts, torch.zeros(()))
@@ -123,18 +130,18 @@ class Drafter:
     def logits(
         self, features: Tensor, tokens: Tensor, anchors: Tensor, is_selected: bool = True
     ) -> Tensor:
-        """The logits of blocks, [n, blocks, BLOCK - 1, vocabulary]: with a selector, what it adds
+        """The logits of blocks, [n, blocks, block - 1, vocabulary]: with a selector, what it adds
         after the text's own tokens is part of them, for candidates and other tokens alike. anchors:
         the positions of their newest tokens, [n, blocks]."""
-        (n, length), blocks = tokens.shape, anchors.shape[1]
+        (n, length), blocks, size = tokens.shape, anchors.shape[1], self.block
         context = self.norm(self.linear(features, "fc"), "hidden_norm")
-        x = self.embedding[self.mask].expand(n, blocks, BLOCK, -1).clone()
+        x = self.embedding[self.mask].expand(n, blocks, size, -1).clone()
         x[:, :, 0] = self.embedding[tokens.gather(1, anchors)]
         x = x.flatten(1, 2)
-        rows = (anchors[..., None] + torch.arange(BLOCK)).flatten(1)
+        rows = (anchors[..., None] + torch.arange(size)).flatten(1)
         keys = torch.arange(length).expand(n, -1)
-        before = keys[:, None] < anchors.repeat_interleave(BLOCK, 1)[..., None]
-        block = torch.arange(blocks).repeat_interleave(BLOCK)
+        before = keys[:, None] < anchors.repeat_interleave(size, 1)[..., None]
+        block = torch.arange(blocks).repeat_interleave(size)
         same = (block[:, None] == block).expand(n, -1, -1)
         seen = torch.cat([before, same], -1)[:, None]
         for layer in range(LAYERS):
@@ -157,16 +164,16 @@ class Drafter:
             gate = silu(self.linear(b, f"{at}mlp.gate_proj"))
             made = self.linear(gate * self.linear(b, f"{at}mlp.up_proj"), f"{at}mlp.down_proj")
             x = x + around(made)
-        last = self.norm(x, "norm").unflatten(1, (blocks, BLOCK))[:, :, 1:]
+        last = self.norm(x, "norm").unflatten(1, (blocks, size))[:, :, 1:]
         # torch multiplies a view of a part as many small matrices, which is slow.
         flat = last.flatten(0, 2)
         logits = linear(flat, self.head)
         if self.is_dflash2 and is_selected:
-            known = (anchors[..., None] + torch.arange(BLOCK - 1)).flatten(1)
+            known = (anchors[..., None] + torch.arange(size - 1)).flatten(1)
             gates = self.w[f"{SELECTOR}.predecessor_codebook"][tokens.gather(1, known).flatten()]
             gates = gates * self.linear(flat, f"{SELECTOR}.hidden_projection")
             logits = logits + linear(gates, self.w[f"{SELECTOR}.successor_codebook"])
-        return logits.unflatten(0, (n, blocks, BLOCK - 1))
+        return logits.unflatten(0, (n, blocks, size - 1))
 
     def write(self, out: Path) -> None:
         """Writes the drafter as z-lab's are."""
@@ -191,7 +198,7 @@ class Drafter:
             "max_position_embeddings": theirs.max_position_embeddings,
             "vocab_size": theirs.vocab_size,
             "num_target_layers": theirs.num_hidden_layers,
-            "block_size": BLOCK,
+            "block_size": self.block,
             "dflash_config": {
                 "mask_token_id": self.mask,
                 "target_layer_ids": [tap - 1 for tap in TAPS],
