@@ -39,7 +39,8 @@ from processes import Worker
 
 from specqd.bench.kernels import PRECISIONS
 from specqd.bench.levels import read_prompts, words_of
-from specqd.bench.rounds import RESAMPLES, Interval, interleaved
+from specqd.bench.resampling import RESAMPLES, limits
+from specqd.bench.rounds import Interval, interleaved
 from specqd.bench.suggestion import DEFAULT_PROMPTS
 from specqd.hub import shipped_model
 from specqd.model.model import Machine
@@ -199,8 +200,7 @@ def interval(ratios: Sequence[Sequence[float]]) -> Interval:
     sittings, pairs = found.shape
     chosen = rng.integers(sittings, size=(RESAMPLES, sittings, 1))
     drawn = found[chosen, rng.integers(pairs, size=(RESAMPLES, sittings, pairs))]
-    low, high = np.percentile(np.median(drawn, axis=(1, 2)), [2.5, 97.5])
-    return Interval(float(np.median(found)), float(low), float(high))
+    return Interval(float(np.median(found)), *limits(np.median(drawn, axis=(1, 2))))
 
 
 def verdict(ratio: Interval, tolerance: float) -> str:

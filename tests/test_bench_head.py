@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from specqd import LLM, SamplingParams
-from specqd._native import DraftRequest, Proposal, Rows
+from specqd._native import BlockDrafter, DraftRequest, Proposal, Rows
 from specqd.bench.agreement import new_sequence
-from specqd.bench.heads import head_acceptance, head_level
+from specqd.bench.heads import HeadAcceptance, head_acceptance, head_level
 from specqd.bench.readings import NextTokenBlocks, level_of, other_levels, readings
 from specqd.cli import main
 from specqd.errors import RequestError
@@ -159,6 +159,45 @@ def test_a_drafter_of_blocks_is_measured_in_other_readings(
         assert head_acceptance(llm, level, [[5, 6, 7]], params, quiet, name).reading == name
 
 
+def test_nats_are_the_cross_entropy_of_the_text(model: Path, tmp_path: Path) -> None:
+    drafter = make_drafter(tmp_path, SHAPE, BlockShape(taps=(1, 3), block=6), seed=3)
+    llm = LLM(model, f"head:{drafter}:k={GUESSES}")
+    level, target = head_level(llm.engine), llm.model
+    assert isinstance(level, BlockDrafter)
+    params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True).resolved(llm.defaults)
+    prompts = [[5, 6, 7], [8, 9]]
+    found = head_acceptance(llm, level, prompts, params, quiet)
+    losses: list[list[float]] = [[] for _ in range(GUESSES)]
+    for prompt, reply in zip(prompts, llm.generate(prompts, params), strict=True):
+        text = [*prompt, *reply.completions[0].tokens]
+        for length in range(len(prompt) + 1, len(text)):
+            sequence = new_sequence(text[:length], params, 0, llm.engine.eos_token_ids)
+            target.forward([Rows(target.context(sequence), 0, text[: length - 1], 0)])
+            level.propose([DraftRequest(sequence, GUESSES)])
+            logits = level.model.logits().astype(np.float64)
+            for place, token in enumerate(text[length : length + GUESSES]):
+                row = logits[place] - logits[place].max()
+                losses[place].append(np.log(np.exp(row).sum()) - row[token])
+            level.release(sequence)
+            target.release(sequence)
+    assert found.nats == pytest.approx(np.mean([np.mean(each) for each in losses]), rel=1e-5)
+
+
+def test_readings_are_compared_by_prompt(rng: np.random.Generator) -> None:
+    judged = rng.integers(20, 30, (9, GUESSES))
+    accepted, nats = rng.integers(0, 20, (9, GUESSES)), rng.random((9, GUESSES))
+    stated = HeadAcceptance("as stated", 0.0, judged, accepted, judged, nats, 1.0, 1.0)
+    worse = replace(stated, nats_by_prompt=nats + 0.25 * judged)
+    assert stated.length_above(stated) == (0, 0, 0)
+    assert worse.nats_above(stated) == pytest.approx((0.25, 0.25, 0.25))
+    mixed = replace(stated, accepted_by_prompt=rng.permutation(accepted))
+    difference, low, high = mixed.length_above(stated)
+    assert difference == pytest.approx(mixed.accepted_length - stated.accepted_length)
+    assert low <= difference <= high
+    assert low < high
+    assert replace(stated, nats_by_prompt=None).nats_above(stated) is None
+
+
 def test_rows_that_predict_the_next_token_are_one_row_earlier(model: Path, tmp_path: Path) -> None:
     drafter = make_drafter(tmp_path, SHAPE, BlockShape(taps=(1, 3), block=6), seed=3)
     llm = LLM(model, f"head:{drafter}:k=5")
@@ -205,11 +244,13 @@ def test_other_readings_of_an_mtp_layer_are_tried(
     prompts = write_lines(tmp_path / "prompts.jsonl", [{"prompt": "abc"}, {"prompt": "xyz"}])
     words = ["bench", "head", model, "--draft", "mtp", "--prompts", prompts, "-n", 20]
     words += ["--guesses", 2, "--temperature", 0, "--probe", "--json", "-"]
-    assert (
-        main(list(map(str, [*words, "--guesses", 2, "--temperature", 0, "--probe", "--json", "-"])))
-        == 0
-    )
-    results = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    assert main(list(map(str, words))) == 0
+    *table, last = capsys.readouterr().out.splitlines()
+    results = json.loads(last)["results"]
+    differences = table[table.index("Differences from the configuration as stated:") + 2 :]
+    assert [line.split("  ")[0] for line in differences] == [
+        each["reading"] for each in results if each["reading"] != "as stated"
+    ]
     found = {each["reading"]: each["mean_accepted_length"] for each in results}
     fields = ("reads_normed false", "recycles_normed false", "hidden_first false")
     assert {*found} == {"as stated", *(f"mtp_{field}" for field in (*fields, "blanks_first false"))}

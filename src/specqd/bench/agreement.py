@@ -14,15 +14,12 @@ from operator import eq
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from specqd._native import PAGE_POSITIONS, Rows, Sequence
-from specqd.bench.rounds import RESAMPLES
+from specqd.bench.resampling import Floats, draw_sets, limits
 from specqd.errors import RequestError
 from specqd.model.model import Model
 from specqd.sampling import SamplingParams
-
-Floats = npt.NDArray[np.float64]
 
 MOST_AT_ONCE = 16  # sequences of one forward
 
@@ -43,19 +40,18 @@ class Agreement:
     @property
     def interval(self) -> tuple[float, float]:
         """The 95 % interval of the share, bootstrapped over prompts."""
-        return _limits(self._shares)
+        return limits(self._shares)
 
     def above(self, other: "Agreement") -> tuple[float, float, float]:
         """By how much the share is above that of another draft of the same text, and the 95 %
         interval of this difference, bootstrapped over prompts."""
         assert self.judged == other.judged, "the drafts judge the same positions"
-        return self.share - other.share, *_limits(self._shares - other._shares)
+        return self.share - other.share, *limits(self._shares - other._shares)
 
     @property
     def _shares(self) -> Floats:
         """The shares of sets of prompts drawn with replacement; the same sets in each call."""
-        count = len(self.judged)
-        drawn = np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
+        drawn = draw_sets(len(self.judged))
         agreed, judged = (np.asarray(each)[drawn].sum(1) for each in (self.agreed, self.judged))
         return np.asarray(agreed / judged)
 
@@ -68,11 +64,6 @@ class Agreement:
             "positions": sum(self.judged),
             "agreement": {"share": self.share, "low": low, "high": high},
         }
-
-
-def _limits(drawn: Floats) -> tuple[float, float]:
-    low, high = np.percentile(drawn, [2.5, 97.5])
-    return float(low), float(high)
 
 
 def agreement(

@@ -12,11 +12,11 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from specqd.bench.resampling import draw_sets, limits
 from specqd.model.bandwidth import bandwidth_at
 from specqd.model.model import Machine
 
 LARGEST_READ = 10**9  # bytes: no cache holds a working set of this size
-RESAMPLES = 4000  # bootstrap samples
 
 R = TypeVar("R")
 K = TypeVar("K")
@@ -32,10 +32,8 @@ class Interval:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Interval":
-        drawn = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
-        medians = np.median(np.asarray(values)[drawn], axis=1)
-        low, high = np.percentile(medians, [2.5, 97.5])
-        return cls(float(median(values)), float(low), float(high))
+        medians = np.median(np.asarray(values)[draw_sets(len(values))], axis=1)
+        return cls(float(median(values)), *limits(medians))
 
 
 @dataclass(frozen=True, slots=True)
