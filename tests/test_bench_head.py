@@ -195,6 +195,11 @@ def test_readings_are_compared_by_prompt(rng: np.random.Generator) -> None:
     assert difference == pytest.approx(mixed.accepted_length - stated.accepted_length)
     assert low <= difference <= high
     assert low < high
+    fewer = judged - [0, 1, 2]  # its proposals end earlier
+    shorter = replace(stated, judged_by_prompt=fewer, accepted_by_prompt=accepted * fewer // judged)
+    assert shorter.length_above(stated)[0] == pytest.approx(
+        shorter.accepted_length - stated.accepted_length
+    )
     assert replace(stated, nats_by_prompt=None).nats_above(stated) is None
 
 
