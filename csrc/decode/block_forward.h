@@ -59,8 +59,9 @@ class BlockForward : public FeatureForward {
 
  protected:
   std::span<const float> own_logits(int64_t row) override { return decoder_->logits(row); }
-  std::span<const float> logits_after(int64_t row, int32_t previous) override {
-    return decoder_->has_selector() ? decoder_->selected_logits(row, previous) : logits(row);
+  std::span<const float> logits_after(int64_t row, int32_t previous, bool is_sampled) override {
+    return decoder_->has_selector() ? decoder_->selected_logits(row, previous, is_sampled)
+                                    : logits(row);
   }
   // The argmax of logits / T + share * noise is that of logits / (share * T) + noise.
   float temperature(const SamplerParams& params) const override {

@@ -83,9 +83,10 @@ ScoredTokens DecoderForward::verify(int64_t row, std::span<const int32_t> propos
       const auto known = std::span(history).first(history.empty() ? 0 : before + i);
       const uint32_t* mask = masks.width > 0 ? masks.words.data() + at * masks.width : nullptr;
       const int32_t previous = i == 0 ? sequence->tokens.back() : proposal[i - 1];
-      const SampledToken sampled =
-          sample_token(decoder_->kernels(), params, logits_after(row + at, previous), position + at,
-                       known, sequence->prompt_length, mask, scratch);
+      const std::span<const float> logits =
+          logits_after(row + at, previous, params.temperature > 0);
+      const SampledToken sampled = sample_token(decoder_->kernels(), params, logits, position + at,
+                                                known, sequence->prompt_length, mask, scratch);
       if (sampled.token < 0) break;
       verified.tokens.push_back(sampled.token);
       verified.probabilities.push_back(sampled.probability);

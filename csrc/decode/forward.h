@@ -108,10 +108,10 @@ class DecoderForward : public LevelModel {
                  Precision precision)
       : decoder_(std::move(decoder)), cache_(std::move(cache)), precision_(precision) {}
 
-  // The logits of a row from which the token after `previous` is sampled. Valid until the next
-  // call.
-  virtual std::span<const float> logits_after(int64_t row, int32_t previous) {
-    (void)previous;
+  // The logits of a row from which the token after `previous` is sampled, or of which the largest
+  // is taken. Valid until the next call.
+  virtual std::span<const float> logits_after(int64_t row, int32_t /*previous*/,
+                                              bool /*is_sampled*/) {
     return logits(row);
   }
   // The temperature at which tokens are sampled.

@@ -27,7 +27,7 @@ CandidateSelector::CandidateSelector(std::shared_ptr<const SelectorWeights> weig
     : weights_(std::move(weights)),
       final_norm_(final_norm),
       projected_(static_cast<size_t>(max_rows * weights_->projection->rows())),
-      selected_(static_cast<size_t>(vocabulary), -kInfinity) {
+      selected_(static_cast<size_t>(vocabulary)) {
   if (weights_->candidates < 1 || weights_->vocabulary != vocabulary)
     throw std::invalid_argument("a selector needs candidates, and codebooks of all tokens");
 }
@@ -63,10 +63,13 @@ void CandidateSelector::choose(std::span<const float> logits) {
 }
 
 std::span<const float> CandidateSelector::select(std::span<const float> logits, int64_t row,
-                                                 int32_t previous) {
+                                                 int32_t previous, bool is_sampled) {
   if (previous < 0 || previous >= std::ssize(selected_))
     throw std::invalid_argument("token id outside the vocabulary");
-  for (const int32_t token : candidates_) selected_[static_cast<size_t>(token)] = -kInfinity;
+  if (is_sampled)
+    std::ranges::copy(logits, selected_.begin());
+  else
+    std::ranges::fill(selected_, -kInfinity);
   choose(logits);
   const int64_t rank = weights_->projection->rows();
   const float* const projected = projected_.data() + row * rank;

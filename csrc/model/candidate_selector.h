@@ -22,9 +22,11 @@ class CandidateSelector {
   }
   // Projects the rows with logits. Every thread calls it, after the last layer.
   void run(Team& team, Batch& batch);
-  // The logits of a row of the last forward after `previous`: those of all but the candidates are
-  // -infinity. Valid until the next call.
-  std::span<const float> select(std::span<const float> logits, int64_t row, int32_t previous);
+  // The logits of a row of the last forward after `previous`, with those of the candidates ranked
+  // again. Those of other tokens are -infinity, or stay as they are for sampling: a target that
+  // samples often takes a token that no candidate is. Valid until the next call.
+  std::span<const float> select(std::span<const float> logits, int64_t row, int32_t previous,
+                                bool is_sampled);
 
  private:
   void choose(std::span<const float> logits);

@@ -53,10 +53,10 @@ class Decoder {
   int64_t logit_rows() const { return head_.keeps_hidden() ? 0 : batch_.logit_row_count(); }
   std::span<const float> logits(int64_t row) const { return head_.logits(row); }
   // Whether a selector ranks the candidates of each row again; and the row's logits after
-  // `previous`, [vocabulary], which are -infinity for all but the candidates.
+  // `previous`, [vocabulary] (CandidateSelector::select).
   bool has_selector() const { return selector_ != nullptr; }
-  std::span<const float> selected_logits(int64_t row, int32_t previous) {
-    return selector_->select(logits(row), row, previous);
+  std::span<const float> selected_logits(int64_t row, int32_t previous, bool is_sampled) {
+    return selector_->select(logits(row), row, previous, is_sampled);
   }
   // The same as logits() for a forward without an output head: row `row` of the final norm's
   // outputs, [hidden].
