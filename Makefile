@@ -19,7 +19,7 @@ BUILD_REQUIRES = $(shell $(BIN)/python -c 'import tomllib; \
 unexport PYTHONPATH  # import only from the environments below
 
 .PHONY: build demo test test-slow test-all test-ray test-clients real-models wheel fuzz mutants \
-	clang sanitize aarch64 aarch64-counts cross amx numa image
+	clang sanitize aarch64 aarch64-fuzz aarch64-counts cross amx numa image
 .PHONY: lint format docs examples parity bench-peers bench-prefill clean
 
 build: $(VENV)/built
@@ -130,6 +130,11 @@ numa: build dist/built
 # On Debian: compares kernels and tokens on emulated aarch64 with those of this machine.
 aarch64: build
 	.ci/aarch64
+
+# On Debian, after `make aarch64`: fuzzes parts of the core on emulated aarch64, for a minute each or
+# for SECONDS.
+aarch64-fuzz:
+	.ci/aarch64_fuzzers $(or $(SECONDS),60)
 
 # On Debian: counts the instructions of the aarch64 kernels under emulation, computes their cycles,
 # and fails where they exceed their limits.
