@@ -1,5 +1,5 @@
 """DFlash (arXiv 2602.06036) and DFlash2 drafters in NumPy float64; only weights and features are
-rounded.
+rounded, unless `rounded` also rounds the inputs of products, keys and values.
 
 Knows nothing of caches, batches or of how much of a context is computed at once.
 """
@@ -14,6 +14,10 @@ from support.reference_feed_forward import Weights, linear, rms_norm
 from support.reference_positions import Array, frequencies_of
 
 
+def _unrounded(values: Array) -> Array:
+    return values
+
+
 @dataclass(frozen=True, slots=True)
 class Drafter:
     """A drafter's weights by name, and the embedding and output head that it uses."""
@@ -22,12 +26,14 @@ class Drafter:
     weights: Weights
     embedding: Array  # [vocabulary, hidden]
     output_head: Array  # [tokens, hidden]
+    rounded: Callable[[Array], Array] = _unrounded
 
     def block(self, features: Array, tokens: Sequence[int], first: int = 0) -> Array:
         """Logits of each row of a block, [rows, tokens], after a context of `features`, [n, taps *
         hidden], at the positions from `first` on."""
         layers = self.config.layers
-        logits = self.hidden(features, tokens, first) @ self.output_head.T * layers.logit_scale
+        hidden = self.rounded(self.hidden(features, tokens, first))
+        logits = hidden @ self.output_head.T * layers.logit_scale
         cap = layers.logit_softcap
         return logits if cap is None else cap * np.tanh(logits / cap)
 
@@ -48,7 +54,7 @@ class Drafter:
         """The inputs of the output head, [rows, hidden]."""
         layers, weights = self.config.layers, self.weights
         start = first + len(features)
-        context = self._norm("hidden_norm", linear(weights, "fc", features))
+        context = self._norm("hidden_norm", self._linear(weights, "fc", features))
         x = self.embedding[np.asarray(tokens)] * layers.embedding_scale
         for index in range(layers.num_layers):
             at = f"layers.{index}."
@@ -56,12 +62,12 @@ class Drafter:
             a = self._norm(f"{at}input_layernorm", x)
             a, around = self._convolved(own, "attention_conv", a)
             mixed = self._attention(own, index, context, a, start)
-            x = x + around(linear(own, "self_attn.o_proj", mixed))
+            x = x + around(self._linear(own, "self_attn.o_proj", mixed))
             b = self._norm(f"{at}post_attention_layernorm", x)
             b, around = self._convolved(own, "mlp_conv", b)
-            gate = linear(own, "mlp.gate_proj", b)
-            gated = gate / (1 + np.exp(-gate)) * linear(own, "mlp.up_proj", b)
-            x = x + around(linear(own, "mlp.down_proj", gated))
+            gate = self._linear(own, "mlp.gate_proj", b)
+            gated = gate / (1 + np.exp(-gate)) * self._linear(own, "mlp.up_proj", b)
+            x = x + around(self._linear(own, "mlp.down_proj", gated))
         return self._norm("norm", x)
 
     def _convolved(
@@ -72,7 +78,7 @@ class Drafter:
         if config is None:
             return x, lambda y: y
         taps, (rows, hidden) = config.taps, x.shape
-        dynamic = linear(own, f"{name}.kernel_projection", x).reshape(rows, 2, taps, -1)
+        dynamic = self._linear(own, f"{name}.kernel_projection", x).reshape(rows, 2, taps, -1)
         kernels = own[f"{name}.base_kernel"] + dynamic.repeat(config.group, axis=-1)
 
         def convolve(side: int, y: Array) -> Array:
@@ -81,6 +87,9 @@ class Drafter:
             return np.einsum("rtc,trc->rc", kernels[:, side], np.stack(earlier))
 
         return convolve(0, x), lambda y: convolve(1, y)
+
+    def _linear(self, own: Weights, name: str, x: Array) -> Array:
+        return linear(own, name, self.rounded(x))
 
     def _norm(self, name: str, x: Array) -> Array:
         return rms_norm(x, self.weights[f"{name}.weight"], self.config.layers.norm_eps)
@@ -98,8 +107,9 @@ class Drafter:
                 for part, at in ((context, first), (rows, start))
             ]
         )
-        v = linear(own, "self_attn.v_proj", np.concatenate([context, rows]))
+        v = self._linear(own, "self_attn.v_proj", np.concatenate([context, rows]))
         v = v.reshape(len(k), -1, dim)
+        k, v = self.rounded(k), self.rounded(v)
         k, v = (np.repeat(part, heads // part.shape[1], axis=1) for part in (k, v))
         scores = np.einsum("thd,shd->hts", q, k) / np.sqrt(dim)
         scores = np.where(self._is_visible(index, len(rows), len(k), start, first), scores, -np.inf)
@@ -118,7 +128,7 @@ class Drafter:
     def _heads(self, own: Weights, index: int, kind: str, x: Array, start: int) -> Array:
         """Queries or keys, normalised and rotated: [n, heads, head_dim]."""
         layers, norm = self.config.layers, f"self_attn.{kind}_norm.weight"
-        y = linear(own, f"self_attn.{kind}_proj", x).reshape(len(x), -1, layers.head_dim)
+        y = self._linear(own, f"self_attn.{kind}_proj", x).reshape(len(x), -1, layers.head_dim)
         if norm in own:
             y = rms_norm(y, own[norm], layers.norm_eps)
         rope = layers.ropes[index]
