@@ -22,9 +22,9 @@ class CandidateSelector {
   }
   // Projects the rows with logits. Every thread calls it, after the last layer.
   void run(Team& team, Batch& batch);
-  // The logits of a row of the last forward after `previous`, with those of the candidates ranked
-  // again. Those of other tokens are -infinity, or stay as they are for sampling: a target that
-  // samples often takes a token that no candidate is. Valid until the next call.
+  // The logits of a row of the last forward after `previous`, those of the candidates ranked again.
+  // The others are -infinity, or unchanged for sampling, because a target often samples a token
+  // that is not a candidate. Valid until the next call.
   std::span<const float> select(std::span<const float> logits, int64_t row, int32_t previous,
                                 bool is_sampled);
 

@@ -34,16 +34,15 @@ Progress = Callable[[int, int], None]  # prompts judged so far, and all prompts
 @dataclass(frozen=True, slots=True)
 class HeadAcceptance:
     """Guesses by prompt and place, [prompts, places]. A guess counts as accepted only with all
-    guesses before it."""
+    guesses before it. The nats of a guess are -ln of the probability that a drafter of blocks gives
+    to the text's token."""
 
     reading: str  # of the configuration: `as stated`, or what differs
     temperature: float
     judged_by_prompt: Counts
     accepted_by_prompt: Counts
     reached_by_prompt: Counts  # judged, and all before them accepted
-    nats_by_prompt: (
-        Floats | None
-    )  # -ln of the probability of the text's token, of drafters of blocks
+    nats_by_prompt: Floats | None  # summed; None for other heads
     step_s: float  # mean of a forward of the head
     target_s: float  # mean of a forward of the target for one token
 
@@ -167,12 +166,14 @@ def head_acceptance(
         judged_by_prompt=np.stack([run.judged for run in runs]),
         accepted_by_prompt=np.stack([run.accepted for run in runs]),
         reached_by_prompt=np.stack([run.reached for run in runs]),
-        nats_by_prompt=np.stack([run.nats for run in runs])
-        if isinstance(level, BlockDrafter | NextTokenBlocks)
-        else None,
+        nats_by_prompt=np.stack([run.nats for run in runs]) if _drafts_blocks(level) else None,
         step_s=(level.stats.seconds - before[0]) / max(steps, 1),
         target_s=sum(run.seconds for run in runs) / max(sum(run.forwards for run in runs), 1),
     )
+
+
+def _drafts_blocks(level: HeadLevel) -> bool:
+    return isinstance(level, BlockDrafter | NextTokenBlocks)
 
 
 class _Run:
@@ -190,20 +191,19 @@ class _Run:
         sequence, tokens = self._sequence, self._sequence.tokens
         if len(tokens) > 1:
             self._target.forward([Rows(self._target.context(sequence), 0, tokens[:-1], 0)])
-        open_ones: list[_Proposed] = []
+        unjudged: list[_Proposed] = []
         for _ in range(most):
             token = self._sample()
             tokens.append(token)
-            open_ones = [each for each in open_ones if self._judge(each, token)]
+            unjudged = [each for each in unjudged if self._judge(each, token)]
             if sequence.is_stop(token):
                 return
-            open_ones.append(self._propose())
+            unjudged.append(self._propose())
 
     def _propose(self) -> "_Proposed":
         level = self._level
         [proposal] = level.propose([DraftRequest(self._sequence, len(self.nats))])
-        logits = level.model.logits() if isinstance(level, BlockDrafter | NextTokenBlocks) else None
-        return _Proposed(proposal.tokens, logits)
+        return _Proposed(proposal.tokens, level.model.logits() if _drafts_blocks(level) else None)
 
     def _judge(self, proposed: "_Proposed", token: int) -> bool:
         """Judges a proposal's next token by the text's; returns whether it has others."""
