@@ -79,13 +79,14 @@ int64_t cgroup_memory_left() {
 std::vector<const Kernels*> available_kernels() {
   std::vector<const Kernels*> all;
 #if defined(__x86_64__)
-  if (has_avx512() && amx().usable) all.push_back(amx_kernels());
-  if (has_avx512()) all.push_back(avx512_kernels());
+  const X86Features& cpu = x86_features();
+  if (cpu.avx512 && amx().usable) all.push_back(amx_kernels());
+  if (cpu.avx512) all.push_back(avx512_kernels());
   // On CPUs with AMX, vdpbf16ps is slow.
-  if (has_avx512_bf16())
-    all.insert(amx().in_cpu ? all.end() : all.begin(), avx512bf16_kernels(has_half_vectors()));
-  if (has_avx_vnni()) all.push_back(avx2vnni_kernels());
-  if (has_avx2()) all.push_back(avx2_kernels());
+  if (cpu.avx512_bf16)
+    all.insert(amx().in_cpu ? all.end() : all.begin(), avx512bf16_kernels(cpu.half_vectors));
+  if (cpu.avx_vnni) all.push_back(avx2vnni_kernels());
+  if (cpu.avx2) all.push_back(avx2_kernels());
 #elif defined(__aarch64__)
   if (has_dot_products()) all.push_back(neondot_kernels());
   all.push_back(neon_kernels());
@@ -104,9 +105,10 @@ std::vector<std::string> available_isas() {
 
 const Kernels* kernels_named(const std::string& name) {
 #if defined(__x86_64__)
-  if (name == "amx_emulated") return has_avx512() ? amx_emulated_kernels() : nullptr;
+  const X86Features& cpu = x86_features();
+  if (name == "amx_emulated") return cpu.avx512 ? amx_emulated_kernels() : nullptr;
   if (name == "avx512bf16_other")
-    return has_avx512_bf16() ? avx512bf16_kernels(!has_half_vectors()) : nullptr;
+    return cpu.avx512_bf16 ? avx512bf16_kernels(!cpu.half_vectors) : nullptr;
 #endif
   for (const Kernels* kernels : available_kernels())
     if (kernels->name == name) return kernels;

@@ -52,6 +52,43 @@ Cpuid features(uint32_t part = 0) {
 
 constexpr bool has_all(uint32_t bits, uint32_t wanted) { return (bits & wanted) == wanted; }
 
+bool has_avx512() {
+  constexpr uint32_t kBmi2 = 1u << 8, kF = 1u << 16, kDq = 1u << 17, kBw = 1u << 30, kVl = 1u << 31;
+  constexpr uint32_t kVnni = 1u << 11;
+  return has_all(saved_registers(), kAvx512Registers) &&
+         has_all(features().ebx, kBmi2 | kF | kDq | kBw | kVl) && has_all(features().ecx, kVnni);
+}
+
+bool has_avx2() {
+  constexpr uint32_t kFma = 1u << 12, kAvx = 1u << 28, kAvx2 = 1u << 5;
+  return has_all(saved_registers(), kAvxRegisters) && has_all(cpuid(1).ecx, kFma | kAvx) &&
+         has_all(features().ebx, kAvx2);
+}
+
+bool has_avx512_bf16() {
+  constexpr uint32_t kVbmi = 1u << 1, kBf16 = 1u << 5;
+  if (!has_all(features().ecx, kVbmi) || !has_all(features(1).eax, kBf16)) return false;
+  const FlushSubnormals flush;
+  return avx512bf16_rounds_as_fused();
+}
+
+bool has_half_vectors() {
+  constexpr uint32_t kAuth = 0x68747541, kZen3And4 = 0x19;  // "Auth", of AuthenticAMD
+  if (cpuid(0).ebx != kAuth) return false;
+  const uint32_t eax = cpuid(1).eax;
+  return (eax >> 8 & 0xf) + (eax >> 20 & 0xff) == kZen3And4;
+}
+
+X86Features read_features() {
+  X86Features found;
+  found.avx2 = has_avx2();
+  found.avx_vnni = found.avx2 && has_all(features(1).eax, 1u << 4);
+  found.avx512 = found.avx2 && has_avx512();
+  found.avx512_bf16 = found.avx512 && has_avx512_bf16();
+  found.half_vectors = has_half_vectors();
+  return found;
+}
+
 // Linux lets a process use the tile registers only after it has asked for permission.
 Amx request_amx() {
   constexpr uint32_t kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
@@ -75,37 +112,9 @@ const Amx& amx() {
   return state;
 }
 
-bool has_avx2() {
-  constexpr uint32_t kFma = 1u << 12, kAvx = 1u << 28, kAvx2 = 1u << 5;
-  return has_all(saved_registers(), kAvxRegisters) && has_all(cpuid(1).ecx, kFma | kAvx) &&
-         has_all(features().ebx, kAvx2);
-}
-
-bool has_avx_vnni() { return has_avx2() && has_all(features(1).eax, 1u << 4); }
-
-bool has_avx512() {
-  constexpr uint32_t kBmi2 = 1u << 8, kF = 1u << 16, kDq = 1u << 17, kBw = 1u << 30, kVl = 1u << 31;
-  constexpr uint32_t kVnni = 1u << 11;
-  return has_avx2() && has_all(saved_registers(), kAvx512Registers) &&
-         has_all(features().ebx, kBmi2 | kF | kDq | kBw | kVl) && has_all(features().ecx, kVnni);
-}
-
-bool has_avx512_bf16() {
-  static const bool is_usable = [] {
-    constexpr uint32_t kVbmi = 1u << 1, kBf16 = 1u << 5;
-    if (!has_avx512() || !has_all(features().ecx, kVbmi) || !has_all(features(1).eax, kBf16))
-      return false;
-    const FlushSubnormals flush;
-    return avx512bf16_rounds_as_fused();
-  }();
-  return is_usable;
-}
-
-bool has_half_vectors() {
-  constexpr uint32_t kAuth = 0x68747541, kZen3And4 = 0x19;  // "Auth", of AuthenticAMD
-  if (cpuid(0).ebx != kAuth) return false;
-  const uint32_t eax = cpuid(1).eax;
-  return (eax >> 8 & 0xf) + (eax >> 20 & 0xff) == kZen3And4;
+const X86Features& x86_features() {
+  static const X86Features found = read_features();
+  return found;
 }
 
 std::string x86_cpu_name() {

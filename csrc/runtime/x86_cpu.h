@@ -7,11 +7,15 @@
 
 namespace specqd {
 
-bool has_avx2();          // and FMA
-bool has_avx_vnni();      // and AVX2
-bool has_avx512();        // F, BW, VL, DQ, VNNI, and BMI2
-bool has_avx512_bf16();   // and VBMI; with the rounding that the exact product needs
-bool has_half_vectors();  // whether a 512-bit vector takes two cycles, as on Zen 4
+struct X86Features {
+  bool avx2 = false;          // and FMA
+  bool avx_vnni = false;      // and AVX2
+  bool avx512 = false;        // F, BW, VL, DQ, VNNI, and BMI2
+  bool avx512_bf16 = false;   // and VBMI; with the rounding that the exact product needs
+  bool half_vectors = false;  // whether a 512-bit vector takes two cycles, as on Zen 4
+};
+// Read once, because CPUID takes tens of microseconds in a virtual machine.
+const X86Features& x86_features();
 
 struct Amx {
   bool usable = false;
