@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from secrets import randbelow
@@ -12,6 +13,10 @@ from typing import Any
 # A worker has one core, so more BLAS threads would only wait for each other in small products. This
 # must come before the import of NumPy, which reads it once.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# The commands under test are hundreds of short processes, and each would compile its modules again.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    os.environ["PYTHONPYCACHEPREFIX"] = os.path.join(sys.prefix, "pycache")
 
 import numpy as np
 import pytest
