@@ -26,22 +26,57 @@ void prepare_exact_pairs(const float* x, int64_t inputs, int64_t tiles, uint8_t*
       : "v"(weights), "m"(*reinterpret_cast<const int32_t*>(inputs)));
 }
 
+// Decodes tiles in tile order, and puts the patches of a tile only in the middle of the next one.
+// There they disturb less than at the end, where the sums of many rows are stored.
+template <class Fetch>
+class LatePatchDecoder : public Avx512DecoderBy<Fetch, PatchesInTurn> {
+ public:
+  using LatePatchDecoder::Avx512DecoderBy::Avx512DecoderBy;
+
+  [[gnu::always_inline]] void row(int r) {
+    if (r == kBlock / 4) put_late();
+    LatePatchDecoder::Avx512DecoderBy::row(r);
+  }
+
+  [[gnu::always_inline]] void end_tile() {
+    late_ = this->patches_;
+    late_tile_ = this->out_;
+    this->next_tile();
+    if (this->is_done()) put_late();
+  }
+
+  void whole_tile() {
+#pragma GCC unroll 16
+    for (int r = 0; r < kBlock / 2; ++r) row(r);
+    end_tile();
+  }
+
+ private:
+  [[gnu::always_inline]] void put_late() {
+    late_.apply(late_tile_);
+    late_ = {};
+  }
+
+  PatchesInTurn late_;
+  uint16_t* late_tile_ = nullptr;
+};
+
 // For CPUs that multiply whole 512-bit vectors (Zen 5). They load no more vectors per cycle than
 // they multiply, two, so every second row uses one load and two shuffles.
 struct WholeVectors {
-  using Fetch = FetchNear;
+  using FewRowsDecoder = Avx512Decoder;
+  using MoreRowsDecoder = WovenDecoder<FetchNear>;
   using Plain = PlainAhead;
-  using Patches = PatchesBySixteen<InTileOrder>;
   static constexpr bool kShuffles = true;
 };
 
 // For CPUs that need two cycles per 512-bit vector (Zen 4). Their shuffles compete with
 // multiplications, one group of rows reads plain tiles faster without prefetching, and putting
-// patches one after the other is faster in tile order.
+// patches one after the other is faster.
 struct HalfVectors {
-  using Fetch = FetchIntoSecondLevel;
+  using FewRowsDecoder = Avx512DecoderBy<FetchIntoSecondLevel, PatchesInTurn>;
+  using MoreRowsDecoder = LatePatchDecoder<FetchIntoSecondLevel>;
   using Plain = PlainUnfetched;
-  using Patches = PatchesInTurn;
   static constexpr bool kShuffles = false;
 };
 
@@ -103,31 +138,28 @@ struct Avx512Bf16Exact {
   }
 };
 
-// Up to this many rows, a product waits for memory, and decoding one row of a tile at a time reads
-// memory faster.
-constexpr int64_t kRowsInTileOrder = 4;
+// Up to this many rows, a product waits for memory.
+constexpr int64_t kFewRows = 4;
 
 template <class Core>
-using InTileOrderProduct =
-    Avx512Bf16Exact<Core, Avx512DecoderBy<typename Core::Fetch, typename Core::Patches>>;
+using FewRowsProduct = Avx512Bf16Exact<Core, typename Core::FewRowsDecoder>;
 template <class Core>
-using WovenProduct = Avx512Bf16Exact<Core, WovenDecoder<typename Core::Fetch>>;
+using MoreRowsProduct = Avx512Bf16Exact<Core, typename Core::MoreRowsDecoder>;
 
 template <class Core>
 void exact_product_bf16(const PackedMatrix& w, int64_t first, int64_t last, const PreparedRows& x,
                         float* out, int64_t out_stride) {
-  const bool is_woven = w.residuals != nullptr && x.count > kRowsInTileOrder;
-  const auto product = is_woven
-                           ? exact_product_in_rows<WovenProduct<Core>, typename Core::Plain>
-                           : exact_product_in_rows<InTileOrderProduct<Core>, typename Core::Plain>;
+  const bool has_more = w.residuals != nullptr && x.count > kFewRows;
+  const auto product = has_more ? exact_product_in_rows<MoreRowsProduct<Core>, typename Core::Plain>
+                                : exact_product_in_rows<FewRowsProduct<Core>, typename Core::Plain>;
   product(w, first, last, x, out, out_stride);
 }
 
 template <class Core>
 void accumulate_plain_bf16(const PlainPanels& w, const PreparedRows& x, float* out,
                            int64_t out_stride) {
-  using Rows = InRowGroups<InTileOrderProduct<Core>>;
-  const bool is_one_group = x.count <= InTileOrderProduct<Core>::kRows;
+  using Rows = InRowGroups<FewRowsProduct<Core>>;
+  const bool is_one_group = x.count <= FewRowsProduct<Core>::kRows;
   const auto product = is_one_group ? accumulate_plain_by<Rows, typename Core::Plain>
                                     : accumulate_plain_by<Rows, PlainAhead>;
   product(w, x, out, out_stride);
