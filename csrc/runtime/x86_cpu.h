@@ -14,7 +14,7 @@ struct X86Features {
   bool avx512_bf16 = false;   // and VBMI; with the rounding that the exact product needs
   bool half_vectors = false;  // whether a 512-bit vector takes two cycles, as on Zen 4
 };
-// Read once, because CPUID takes tens of microseconds in a virtual machine.
+// Read once, because CPUID calls the hypervisor in a virtual machine: 3.5 µs and more.
 const X86Features& x86_features();
 
 struct Amx {
