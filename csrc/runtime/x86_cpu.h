@@ -14,7 +14,7 @@ struct X86Features {
   bool avx512_bf16 = false;   // and VBMI; with the rounding that the exact product needs
   bool half_vectors = false;  // whether a 512-bit vector takes two cycles, as on Zen 4
 };
-// Read once, because CPUID calls the hypervisor in a virtual machine: 3.5 µs and more.
+// Read once, because CPUID calls the hypervisor in a virtual machine, for 3.5 microseconds or more.
 const X86Features& x86_features();
 
 struct Amx {
