@@ -16,7 +16,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # The commands under test are hundreds of short processes, and each would compile its modules again.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
-    os.environ["PYTHONPYCACHEPREFIX"] = os.path.join(sys.prefix, "pycache")
+    os.environ.setdefault("PYTHONPYCACHEPREFIX", os.path.join(sys.prefix, "pycache"))
 
 import numpy as np
 import pytest

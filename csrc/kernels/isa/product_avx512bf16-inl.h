@@ -34,15 +34,14 @@ class LatePatchDecoder : public Avx512DecoderBy<Fetch, PatchesInTurn> {
   using LatePatchDecoder::Avx512DecoderBy::Avx512DecoderBy;
 
   [[gnu::always_inline]] void row(int r) {
-    if (r == kBlock / 4) put_late();
+    if (r == kBlock / 4) put_late(this->out_ - kTileWeights);
     LatePatchDecoder::Avx512DecoderBy::row(r);
   }
 
   [[gnu::always_inline]] void end_tile() {
     late_ = this->patches_;
-    late_tile_ = this->out_;
     this->next_tile();
-    if (this->is_done()) put_late();
+    if (this->is_done()) put_late(this->out_);
   }
 
   void whole_tile() {
@@ -52,13 +51,12 @@ class LatePatchDecoder : public Avx512DecoderBy<Fetch, PatchesInTurn> {
   }
 
  private:
-  [[gnu::always_inline]] void put_late() {
-    late_.apply(late_tile_);
+  [[gnu::always_inline]] void put_late(uint16_t* tile) {
+    late_.apply(tile);
     late_ = {};
   }
 
-  PatchesInTurn late_;
-  uint16_t* late_tile_ = nullptr;
+  PatchesInTurn late_;  // of the tile before
 };
 
 // For CPUs that multiply whole 512-bit vectors (Zen 5). They load no more vectors per cycle than
