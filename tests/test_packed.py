@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,11 @@ from specqd.cli import main
 from specqd.config import read_config
 from specqd.errors import TensorError
 from specqd.formats.fp4 import DraftFormat
+from specqd.formats.mapped import MappedFile
 from specqd.formats.safetensors import PACKED_WEIGHTS, TensorDirectory
 from specqd.llm import LLM
 from specqd.model.model import Machine, Model
-from specqd.model.packed import PackedFile
+from specqd.model.packed import PackedFile, write_packed
 from specqd.model.weights import load_weights
 from specqd.sampling import SamplingParams
 from support.command_line import Refuse, Run
@@ -39,7 +42,7 @@ from support.random_models import (
     write_safetensors,
 )
 from support.refusals import done_or_refused, refused
-from support.writers import read_raw, write_raw
+from support.writers import bf16_bits, read_raw, write_raw
 
 POOL = _native.Pool(2)
 ISA = _native.available_isas()[0]
@@ -360,3 +363,33 @@ def test_planes_of_random_bytes_decode_or_are_refused(
             planes[begin:end] = noise.tobytes()
     write_raw(copy / PACKED_WEIGHTS, header, bytes(planes))
     decode_or_refuse(copy, isa)
+
+
+def share_in_huge_pages(path: Path, rng: np.random.Generator) -> float:
+    """The share of a mapped file that the system keeps in huge pages once all pages are read."""
+    mapped = MappedFile.open(path)
+    content = np.frombuffer(mapped.data, np.uint8)
+    content[rng.permutation(np.arange(0, content.size, 4096))].sum()
+    report = Path("/proc/self/smaps").read_text().partition(str(path))[2]
+    found = re.search(r"^FilePmdMapped: +(\d+) kB$", report, re.M)
+    return int(found[1]) * 1024 / content.size if found else 0.0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps files in huge pages")
+def test_packed_weights_are_in_huge_pages_where_the_file_system_has_them(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    other, path = tmp_path / "other", tmp_path / PACKED_WEIGHTS
+    other.write_bytes(rng.bytes(16 << 20))
+    if share_in_huge_pages(other, rng) < 1:
+        pytest.skip("this file system does not keep files in huge pages")
+    bits = [bf16_bits(rng.normal(size=(512, 4000))) for _ in range(4)]
+    matrices = {
+        f"{i}": _native.pack(POOL, ISA, [each], False, "fp4") for i, each in enumerate(bits)
+    }
+    write_packed(path, matrices, {}, DraftFormat.FP4, "none")
+    assert share_in_huge_pages(path, rng) > 0.5
+    with path.open("rb") as file:  # then from the disk
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    assert share_in_huge_pages(path, rng) > 0.5

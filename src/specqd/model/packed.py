@@ -4,8 +4,9 @@ Owns the file's name, version and layout (docs/kernels.md). Does not trust the c
 Knows nothing of architectures: a matrix is named after its source tensors.
 """
 
+import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,21 +160,34 @@ def write_packed(
                 tensors[f"{name}.{plane}"] = dtype, array
     for name, values in unpacked.items():
         tensors[name] = "F32" if values.dtype == np.float32 else "BF16", values
-    everything, written = sum(array.nbytes for _, array in tensors.values()), 0
+    header = _header(tensors, draft, calibration)
+    everything = len(header) + sum(array.nbytes for _, array in tensors.values())
+    contents = (
+        np.ascontiguousarray(a).reshape(-1).view(np.uint8).data for _, a in tensors.values()
+    )
+    written = 0
     with path.open("xb") as file:
-        file.write(_header(tensors, draft, calibration))
-        for _, array in tensors.values():
-            for part in _parts(array):
-                written += file.write(part)
-                if progress:
-                    progress(written, everything)
+        for part in _in_parts(itertools.chain([memoryview(header)], contents)):
+            written += file.write(part)
+            if progress:
+                progress(written, everything)
 
 
-def _parts(array: NDArray[Any]) -> list[memoryview]:
-    """The array's bytes in parts of 64 MiB."""
-    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-    step = 1 << 26
-    return [content[first : first + step] for first in range(0, len(content), step)]
+def _in_parts(contents: Iterable[memoryview], size: int = 1 << 26) -> Iterator[bytearray]:
+    """Joins the contents and divides them into parts of 64 MiB.
+
+    Linux keeps in huge pages what one write covers of them, if the file system can, until the file
+    is read again from the disk.
+    """
+    part = bytearray()
+    for content in contents:
+        for first in range(-len(part), len(content), size):
+            part += content[max(first, 0) : first + size]
+            if len(part) == size:
+                yield part
+                part = bytearray()
+    if part:
+        yield part
 
 
 def _header(
