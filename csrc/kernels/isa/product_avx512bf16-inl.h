@@ -63,7 +63,7 @@ class LatePatchDecoder : public Avx512DecoderBy<Fetch, PatchesInTurn> {
 // they multiply, two, so every second row uses one load and two shuffles.
 struct WholeVectors {
   using FewRowsDecoder = Avx512Decoder;
-  using MoreRowsDecoder = WovenDecoder<FetchNear>;
+  using MoreRowsDecoder = WovenDecoder;
   using Plain = PlainAhead;
   static constexpr bool kShuffles = true;
 };

@@ -39,13 +39,12 @@ struct InWovenOrder {
 };
 
 // Like Avx512DecoderBy, but two rows of a tile at a time.
-template <class Fetch>
-class WovenDecoder : public NestedDecoder<WovenDecoder<Fetch>, Avx512Scales<Fetch>,
-                                          PatchesBySixteen<InWovenOrder>> {
+class WovenDecoder
+    : public NestedDecoder<WovenDecoder, Avx512Scales<FetchNear>, PatchesBySixteen<InWovenOrder>> {
  public:
   static constexpr bool kIsWoven = true;
 
-  using WovenDecoder::NestedDecoder::NestedDecoder;
+  using NestedDecoder::NestedDecoder;
 
   [[gnu::always_inline]] void row(int r) {
     if (r % 2 == 0) decode_two_rows(r / 2);
@@ -53,10 +52,10 @@ class WovenDecoder : public NestedDecoder<WovenDecoder<Fetch>, Avx512Scales<Fetc
 
  private:
   [[gnu::always_inline]] void decode_two_rows(int i) {
-    if (i < 4) Fetch::from(this->codes_ + i * 64 + Fetch::kTilesAhead * kTileCodes);
-    Fetch::from(this->residuals_ + i * 64 + Fetch::kTilesAhead * kTileWeights);
-    const __m512i residuals = _mm512_loadu_si512(this->residuals_ + i * 64);
-    const __m512i codes = _mm512_loadu_si512(this->codes_ + i / 2 * 64);
+    if (i < 4) FetchNear::from(codes_ + i * 64 + FetchNear::kTilesAhead * kTileCodes);
+    FetchNear::from(residuals_ + i * 64 + FetchNear::kTilesAhead * kTileWeights);
+    const __m512i residuals = _mm512_loadu_si512(residuals_ + i * 64);
+    const __m512i codes = _mm512_loadu_si512(codes_ + i / 2 * 64);
 #pragma GCC unroll 2
     for (int chain = 0; chain < 2; ++chain) {
       const __m512i residual = _mm512_maskz_permutexvar_epi8(
@@ -64,8 +63,8 @@ class WovenDecoder : public NestedDecoder<WovenDecoder<Fetch>, Avx512Scales<Fetc
       const __m512i nibbles =
           _mm512_multishift_epi64_epi8(_mm512_load_si512(kWovenOrder.code[i % 2][chain]), codes);
       const __m512i least = _mm512_permutexvar_epi16(nibbles, _mm512_load_si512(kCodeWords.word));
-      _mm512_store_si512(this->out_ + i * 64 + chain * 32,
-                         _mm512_add_epi16(least, _mm512_add_epi16(this->scales_.bits, residual)));
+      _mm512_store_si512(out_ + i * 64 + chain * 32,
+                         _mm512_add_epi16(least, _mm512_add_epi16(scales_.bits, residual)));
     }
   }
 };
