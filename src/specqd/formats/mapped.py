@@ -8,8 +8,8 @@ from pathlib import Path
 
 from specqd.errors import TensorError
 
-# Linux's advice to read a file into huge pages, where its file system can. Weights in small pages
-# are slow to read from memory: each page takes a look into the page tables.
+# Advises Linux to read a file into huge pages, if its file system can. In small ones, weights are
+# slower to read from memory, because the processor looks into the page tables once for each page.
 _HUGE_PAGES: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 
 

@@ -176,8 +176,7 @@ def write_packed(
 def _in_parts(contents: Iterable[memoryview], size: int = 1 << 26) -> Iterator[bytearray]:
     """Joins the contents and divides them into parts of 64 MiB.
 
-    Linux keeps in huge pages what one write covers of them, if the file system can, until the file
-    is read again from the disk.
+    If the file system can, Linux keeps in huge pages what one write covers of them.
     """
     part = bytearray()
     for content in contents:
