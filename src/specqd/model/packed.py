@@ -173,15 +173,17 @@ def write_packed(
                 progress(written, everything)
 
 
-def _in_parts(contents: Iterable[memoryview], size: int = 1 << 26) -> Iterator[bytearray]:
+def _in_parts(contents: Iterable[memoryview]) -> Iterator[bytearray]:
     """Joins the contents and divides them into parts of 64 MiB.
 
     If the file system can, Linux keeps in huge pages what one write covers of them.
     """
-    part = bytearray()
+    size, part = 1 << 26, bytearray()
     for content in contents:
-        for first in range(-len(part), len(content), size):
-            part += content[max(first, 0) : first + size]
+        while content:
+            room = size - len(part)
+            part += content[:room]
+            content = content[room:]
             if len(part) == size:
                 yield part
                 part = bytearray()
