@@ -16,7 +16,8 @@ from specqd.cli.conversation import Conversation
 from specqd.errors import RequestError
 from specqd.text.tokenizer import Tokenizer
 from support.command_line import PROGRAM, run_program
-from support.random_models import Shape, make_escaping_model, make_model
+from support.fixtures import a_repeating_model
+from support.random_models import Shape, make_model
 from support.terminal_session import CTRL_C, CTRL_D, CTRL_J, CTRL_Z, ENTER, UP, TerminalSession
 
 TEMPLATE = (
@@ -24,6 +25,8 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 GREEDY = ("--temperature", "0", "--draft", "fp4")
+endless_talker = a_repeating_model(ord("a"), TEMPLATE)
+escaping = a_repeating_model(0x1B)
 Open = Callable[..., TerminalSession]
 
 
@@ -49,11 +52,6 @@ def endless(tmp_path_factory: pytest.TempPathFactory, plain_model: Path) -> Path
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"eos_token_id": None}))
     return directory
-
-
-@pytest.fixture(scope="module")
-def escaping(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
-    return make_escaping_model(tmp_path_factory.mktemp("models") / "escaping", seed)
 
 
 @pytest.fixture
@@ -172,9 +170,9 @@ def test_a_terminal_streams_and_keeps_the_conversation(model: Path, chat_on_term
 
 
 def test_ctrl_c_stops_one_answer_and_its_prompt_stays_cached(
-    model: Path, chat_on_terminal: Open
+    endless_talker: Path, chat_on_terminal: Open
 ) -> None:
-    with chat_on_terminal(model, *GREEDY) as session:
+    with chat_on_terminal(endless_talker, *GREEDY) as session:
         for message in ("x" * 150, "again"):
             session.say(message)
             session.expect_answer()

@@ -14,7 +14,7 @@ from specqd.config.generation import GenerationDefaults
 from specqd.sampling import chat_sampling
 from specqd.text.tokenizer import Tokenizer
 from support.command_line import PROGRAM, run_program
-from support.fixtures import a_model
+from support.fixtures import a_model, a_repeating_model
 from support.random_models import Shape, make_model
 from support.served import TEMPLATE
 from support.terminal_session import TerminalSession
@@ -22,6 +22,7 @@ from support.terminal_session import TerminalSession
 OURS = SamplingParams(max_tokens=12, temperature=0.7, repetition_penalty=1.05, ignore_eos=True)
 OPTIONS = ("-n", "12", "--ignore-eos", "--draft", "fp4")
 model = a_model(Shape(is_peaked=True, context=1 << 14), TEMPLATE)
+endless_talker = a_repeating_model(ord("a"), TEMPLATE)
 
 
 def terminal(tmp_path: Path, model: Path, *options: str) -> TerminalSession:
@@ -71,15 +72,17 @@ def test_a_trial(model: Path, tmp_path: Path) -> None:
     assert answered["content"].rstrip("\n") == expected.rstrip("\n")
 
 
-def test_nothing_typed_is_shown_while_the_model_answers(model: Path, tmp_path: Path) -> None:
-    with terminal(tmp_path, model, "-n", "-1", "--ignore-eos", "--temperature", "0") as session:
+def test_nothing_typed_is_shown_while_the_model_answers(
+    endless_talker: Path, tmp_path: Path
+) -> None:
+    with terminal(tmp_path, endless_talker, "-n", "-1", "--temperature", "0") as session:
         session.say("ab")
         session.expect_answer()
         assert not session.echoes
 
 
-def test_what_is_typed_meanwhile_waits_for_the_editor(model: Path, tmp_path: Path) -> None:
-    with terminal(tmp_path, model, "-n", "1500", "--ignore-eos", "--temperature", "0") as session:
+def test_what_is_typed_meanwhile_waits_for_the_editor(endless_talker: Path, tmp_path: Path) -> None:
+    with terminal(tmp_path, endless_talker, "-n", "1500", "--temperature", "0") as session:
         session.say("ab")
         session.expect_answer()
         session.send("typed ahead")

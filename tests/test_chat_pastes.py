@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.fixtures import a_model
-from support.random_models import Shape
+from support.fixtures import a_repeating_model
 from support.served import TEMPLATE
 from support.terminal_session import CTRL_C, CTRL_D, ENTER, TerminalSession
 
@@ -29,7 +28,7 @@ def wait(*arguments, **options):
 chat.open_llm = wait
 sys.exit(main(sys.argv[2:]))
 """
-model = a_model(Shape(is_peaked=True, context=1 << 14), TEMPLATE)
+model = a_repeating_model(ord("a"), TEMPLATE)
 Open = Callable[[], None]
 Start = Callable[..., TerminalSession]
 

@@ -16,7 +16,8 @@ import pytest
 from specqd import LLM, SamplingParams
 from specqd.cli.terminal import aligned, harmless, has_colour
 from support.command_line import PROGRAM, Run, run_program
-from support.random_models import Shape, make_escaping_model, make_model
+from support.fixtures import a_repeating_model
+from support.random_models import Shape, make_model
 
 HEAVY = (
     "huggingface_hub",
@@ -27,11 +28,7 @@ HEAVY = (
     "specqd._native",
     "tokenizers",
 )
-
-
-@pytest.fixture(scope="module")
-def escaping(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
-    return make_escaping_model(tmp_path_factory.mktemp("models") / "escaping", seed)
+escaping = a_repeating_model(0x1B)
 
 
 @pytest.mark.parametrize(

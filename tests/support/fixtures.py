@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specqd import LLM
-from support.random_models import Shape, make_model
+from support.random_models import Shape, make_model, make_repeating_model
 from support.served import Served, add_template, serving
 
 
@@ -21,6 +21,17 @@ def a_model(shape: Shape, template: str = "", seed: int | None = None) -> Any:
     def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
         chosen = request.config.option.seed if seed is None else seed
         made = make_model(tmp_path_factory.mktemp("models") / "small", shape, chosen)
+        return add_template(made, template) if template else made
+
+    return directory
+
+
+def a_repeating_model(byte: int, template: str = "") -> Any:
+    """A random model that generates only `byte`, for as long as it may."""
+
+    @pytest.fixture(scope="session")
+    def directory(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
+        made = make_repeating_model(tmp_path_factory.mktemp("models") / "small", byte, seed)
         return add_template(made, template) if template else made
 
     return directory

@@ -51,16 +51,11 @@ def make_model(directory: Path, shape: Shape, seed: int) -> Path:
     return directory
 
 
-def make_escaping_model(directory: Path, seed: int) -> Path:
-    """A model that generates only ESC: its output head is zero, so token 0 wins every tie."""
-    shape = Shape(layers=1, context=1 << 17)
-    make_model(directory, shape, seed)
+def make_repeating_model(directory: Path, byte: int, seed: int) -> Path:
+    """A model that generates only `byte`: its output head is zero, so token 0 wins every tie."""
+    make_model(directory, Shape(layers=1, context=1 << 17), seed)
     change_model(directory, lambda tensors: tensors["lm_head.weight"].fill(0))
-    tokenizer = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
-    vocabulary = tokenizer["model"]["vocab"]
-    escape, nul = chr(256 + 0x1B), chr(256)  # in the byte-level alphabet
-    vocabulary[escape], vocabulary[nul] = vocabulary[nul], vocabulary[escape]
-    _write_json(directory / "tokenizer.json", tokenizer)
+    swap_tokens(directory, 0, byte)
     return directory
 
 
