@@ -64,16 +64,19 @@ class LatePatchDecoder : public Avx512DecoderBy<Fetch, PatchesInTurn> {
 struct WholeVectors {
   using FewRowsDecoder = Avx512Decoder;
   using MoreRowsDecoder = WovenDecoder;
+  using ManyRowsDecoder = WovenDecoder;
   using Plain = PlainAhead;
   static constexpr bool kShuffles = true;
 };
 
 // For CPUs that need two cycles per 512-bit vector (Zen 4). Their shuffles compete with
 // multiplications, one group of rows reads plain tiles faster without prefetching, and putting
-// patches one after the other is faster.
+// patches one after the other is faster. Weaving while decoding pays once a decoded tile is used
+// often.
 struct HalfVectors {
   using FewRowsDecoder = Avx512DecoderBy<FetchIntoSecondLevel, PatchesInTurn>;
   using MoreRowsDecoder = LatePatchDecoder<FetchIntoSecondLevel>;
+  using ManyRowsDecoder = WovenDecoder;
   using Plain = PlainUnfetched;
   static constexpr bool kShuffles = false;
 };
@@ -93,6 +96,10 @@ struct Avx512Bf16Exact {
     constexpr __mmask64 kUpperHalves = 0xcccccccccccccccc, kLowerHalves = ~kUpperHalves;
     const uint8_t* row[Rows];
     for (int m = 0; m < Rows; ++m) row[m] = x.data + m * x.stride;
+    __m512 total[Rows];
+    repeat<Rows>([&](auto m) __attribute__((always_inline)) {
+      total[m] = _mm512_loadu_ps(out + m * out_stride);
+    });
     for (int64_t t = 0; t < tiles; ++t) {
       __m512 even[Rows], odd[Rows];
       for (int m = 0; m < Rows; ++m) even[m] = odd[m] = _mm512_setzero_ps();
@@ -123,15 +130,16 @@ struct Avx512Bf16Exact {
           if (m == (Rows - 1) / 2) ahead.row(k / 2 + 1);
         }
       }
-      for (int m = 0; m < Rows; ++m) {
-        float* const total = out + m * out_stride;
-        _mm512_storeu_ps(total,
-                         _mm512_add_ps(_mm512_loadu_ps(total), _mm512_add_ps(even[m], odd[m])));
+      repeat<Rows>([&](auto m) __attribute__((always_inline)) {
+        total[m] = _mm512_add_ps(total[m], _mm512_add_ps(even[m], odd[m]));
         row[m] += kBf16BlockBytes;
-      }
+      });
       tile += kTileWeights;
       ahead.end_tile();
     }
+    repeat<Rows>([&](auto m) __attribute__((always_inline)) {
+      _mm512_storeu_ps(out + m * out_stride, total[m]);
+    });
     while (!ahead.is_done()) ahead.whole_tile();
   }
 };
@@ -139,25 +147,26 @@ struct Avx512Bf16Exact {
 // Up to this many rows, a product waits for memory.
 constexpr int64_t kFewRows = 4;
 
-template <class Core>
-using FewRowsProduct = Avx512Bf16Exact<Core, typename Core::FewRowsDecoder>;
-template <class Core>
-using MoreRowsProduct = Avx512Bf16Exact<Core, typename Core::MoreRowsDecoder>;
+template <class Core, class Decoder>
+constexpr auto* kProductBy =
+    exact_product_in_rows<Avx512Bf16Exact<Core, Decoder>, typename Core::Plain>;
 
 template <class Core>
 void exact_product_bf16(const PackedMatrix& w, int64_t first, int64_t last, const PreparedRows& x,
                         float* out, int64_t out_stride) {
-  const bool has_more = w.residuals != nullptr && x.count > kFewRows;
-  const auto product = has_more ? exact_product_in_rows<MoreRowsProduct<Core>, typename Core::Plain>
-                                : exact_product_in_rows<FewRowsProduct<Core>, typename Core::Plain>;
+  const bool is_few = w.residuals == nullptr || x.count <= kFewRows;
+  const auto product = is_few                ? kProductBy<Core, typename Core::FewRowsDecoder>
+                       : x.count < kManyRows ? kProductBy<Core, typename Core::MoreRowsDecoder>
+                                             : kProductBy<Core, typename Core::ManyRowsDecoder>;
   product(w, first, last, x, out, out_stride);
 }
 
 template <class Core>
 void accumulate_plain_bf16(const PlainPanels& w, const PreparedRows& x, float* out,
                            int64_t out_stride) {
-  using Rows = InRowGroups<FewRowsProduct<Core>>;
-  const bool is_one_group = x.count <= FewRowsProduct<Core>::kRows;
+  using Exact = Avx512Bf16Exact<Core, typename Core::FewRowsDecoder>;
+  using Rows = InRowGroups<Exact>;
+  const bool is_one_group = x.count <= Exact::kRows;
   const auto product = is_one_group ? accumulate_plain_by<Rows, typename Core::Plain>
                                     : accumulate_plain_by<Rows, PlainAhead>;
   product(w, x, out, out_stride);

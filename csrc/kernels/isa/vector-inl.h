@@ -166,6 +166,23 @@ struct IndicesBelow<0, i...> {
   using Type = Indices<i...>;
 };
 
+template <int number>
+struct Constant {
+  constexpr operator int() const { return number; }
+};
+
+template <class F, int... i>
+[[gnu::always_inline]] inline void call_with(Indices<i...>, const F& f) {
+  (f(Constant<i>{}), ...);
+}
+
+// Calls f with the constants 0 to count - 1. Instructions that take one lane of a register need its
+// number at compile time, and GCC 12 may keep an array in memory if it unrolls a loop over it late.
+template <int count, class F>
+[[gnu::always_inline]] inline void repeat(const F& f) {
+  call_with(typename IndicesBelow<count>::Type{}, f);
+}
+
 template <class To, int first, int step, class V, int... i>
 inline To lanes_at(V a, V b, Indices<i...>) {
   return __builtin_shufflevector(a, b, (first + step * i)...);
