@@ -71,8 +71,7 @@ struct WholeVectors {
 
 // For CPUs that need two cycles per 512-bit vector (Zen 4). Their shuffles compete with
 // multiplications, one group of rows reads plain tiles faster without prefetching, and putting
-// patches one after the other is faster. Weaving while decoding pays once a decoded tile is used
-// often.
+// patches one after the other is faster. Weaving while decoding pays only for many rows.
 struct HalfVectors {
   using FewRowsDecoder = Avx512DecoderBy<FetchIntoSecondLevel, PatchesInTurn>;
   using MoreRowsDecoder = LatePatchDecoder<FetchIntoSecondLevel>;
@@ -147,6 +146,7 @@ struct Avx512Bf16Exact {
 // Up to this many rows, a product waits for memory.
 constexpr int64_t kFewRows = 4;
 
+// The exact product whose nested tiles are decoded by `Decoder`.
 template <class Core, class Decoder>
 constexpr auto* kProductBy =
     exact_product_in_rows<Avx512Bf16Exact<Core, Decoder>, typename Core::Plain>;
