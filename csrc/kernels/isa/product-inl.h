@@ -83,13 +83,14 @@ struct Nothing {
 };
 
 // Prefetches plain tiles.
-struct PlainAhead {
-  PlainAhead(const uint16_t* first, int64_t count) : tile(first), left(count) {}
-  PlainAhead begin() const { return *this; }
+template <class Fetch>
+struct PlainAheadBy {
+  PlainAheadBy(const uint16_t* first, int64_t count) : tile(first), left(count) {}
+  PlainAheadBy begin() const { return *this; }
   const uint16_t* tile;
   int64_t left;
   bool is_done() const { return left <= 0; }
-  [[gnu::always_inline]] void row(int r) { fetch(tile + r * 2 * kPanel); }
+  [[gnu::always_inline]] void row(int r) { Fetch::from(tile + r * 2 * kPanel); }
   void end_tile() {
     tile += kTileWeights;
     --left;
@@ -99,6 +100,8 @@ struct PlainAhead {
     end_tile();
   }
 };
+
+using PlainAhead = PlainAheadBy<FetchNear>;
 
 // Leaves prefetching to the processor, which recognises that plain tiles are one stream.
 struct PlainUnfetched : Nothing {

@@ -66,17 +66,20 @@ struct WholeVectors {
   using MoreRowsDecoder = WovenDecoder;
   using ManyRowsDecoder = WovenDecoder;
   using Plain = PlainAhead;
+  using PlainInGroups = PlainAhead;
   static constexpr bool kShuffles = true;
 };
 
 // For CPUs that need two cycles per 512-bit vector (Zen 4). Their shuffles compete with
-// multiplications, one group of rows reads plain tiles faster without prefetching, and putting
-// patches one after the other is faster. Weaving while decoding pays only for many rows.
+// multiplications, and putting patches one after the other is faster. Weaving while decoding pays
+// only for many rows. One group of rows reads plain tiles faster without prefetching; for several,
+// the tiles and sums fill the first-level cache, so that the next tiles wait in the second.
 struct HalfVectors {
   using FewRowsDecoder = Avx512DecoderBy<FetchIntoSecondLevel, PatchesInTurn>;
   using MoreRowsDecoder = LatePatchDecoder<FetchIntoSecondLevel>;
   using ManyRowsDecoder = WovenDecoder;
   using Plain = PlainUnfetched;
+  using PlainInGroups = PlainAheadBy<FetchIntoSecondLevel>;
   static constexpr bool kShuffles = false;
 };
 
@@ -168,7 +171,7 @@ void accumulate_plain_bf16(const PlainPanels& w, const PreparedRows& x, float* o
   using Rows = InRowGroups<Exact>;
   const bool is_one_group = x.count <= Exact::kRows;
   const auto product = is_one_group ? accumulate_plain_by<Rows, typename Core::Plain>
-                                    : accumulate_plain_by<Rows, PlainAhead>;
+                                    : accumulate_plain_by<Rows, typename Core::PlainInGroups>;
   product(w, x, out, out_stride);
 }
 
