@@ -109,6 +109,17 @@ def test_a_machine_that_slows_down_slows_every_number_of_rows() -> None:
     assert costs.seconds(9) > 4.0
 
 
+def test_rows_that_a_long_context_makes_dear_are_soon_known(rng: np.random.Generator) -> None:
+    """Attention adds 10 ms to each row, and the first was 16 ms dearer; no forward has one row."""
+    costs = RowCosts()
+    costs.begin({1: 0.074, 2: 0.076, 4: 0.080, 9: 0.100, 16: 0.140})
+    for _ in range(100):
+        rows = int(rng.integers(2, 12))
+        costs.add(rows, (0.078 + 0.0125 * rows) * rng.uniform(0.98, 1.04))
+    assert (costs.seconds(9) - costs.seconds(4)) / 5 == pytest.approx(0.0125, rel=0.3)
+    assert costs.seconds(6) == pytest.approx(0.153, rel=0.1)
+
+
 def test_a_rate_is_seconds_per_recent_token() -> None:
     rate = TokenRate()
     assert rate.seconds_per_token is None

@@ -11,6 +11,9 @@ constexpr double kRecent = 0.1;   // weight of the newest sample in means and ra
 constexpr double kFaster = 0.2;   // the same of a forward that took less time than expected
 constexpr double kOutlier = 2.0;  // times the expected seconds: the most that a sample counts for
 constexpr double kReading = 0.5;  // weight of the newest part of a prompt: parts are few and long
+// How much more of an error is put down to the further rows than to the first one, beside their
+// shares: attention behind a long context can make them several times as dear.
+constexpr double kMoreVaries = 5.0;
 constexpr double kThousand = 1000.0;
 
 }  // namespace
@@ -40,9 +43,10 @@ void RowCosts::add(int64_t rows, double seconds) {
     slope_s_ = std::max(slope_s_ + step / further, 0.0);
     return;
   }
-  const double more = expected - first_s_, total = first_s_ * first_s_ + more * more;
+  const double more = expected - first_s_, weighed = kMoreVaries * more;
+  const double total = first_s_ * first_s_ + weighed * more;
   first_s_ *= 1.0 + step * first_s_ / total;
-  more_factor_ *= 1.0 + step * more / total;
+  more_factor_ *= 1.0 + step * weighed / total;
 }
 
 double RowCosts::seconds(double rows) const {
