@@ -11,8 +11,8 @@ constexpr double kRecent = 0.1;   // weight of the newest sample in means and ra
 constexpr double kFaster = 0.2;   // the same of a forward that took less time than expected
 constexpr double kOutlier = 2.0;  // times the expected seconds: the most that a sample counts for
 constexpr double kReading = 0.5;  // weight of the newest part of a prompt: parts are few and long
-// How much more of an error is put down to the further rows than to the first one, beside their
-// shares: attention behind a long context can make them several times as dear.
+// How many times as readily an error is put down to the further rows as to the first one: attention
+// behind a long context can make them several times as dear.
 constexpr double kMoreVaries = 5.0;
 constexpr double kThousand = 1000.0;
 
