@@ -11,9 +11,9 @@ constexpr double kRecent = 0.1;   // weight of the newest sample in means and ra
 constexpr double kFaster = 0.2;   // the same of a forward that took less time than expected
 constexpr double kOutlier = 2.0;  // times the expected seconds: the most that a sample counts for
 constexpr double kReading = 0.5;  // weight of the newest part of a prompt: parts are few and long
-// How many times as readily an error is put down to the further rows as to the first one: attention
-// behind a long context can make them several times as dear.
-constexpr double kMoreVaries = 5.0;
+// An error changes the factor of further rows this many times as readily as the first row: attention
+// behind a long context can make further rows several times as dear.
+constexpr double kFurtherWeight = 5.0;
 constexpr double kThousand = 1000.0;
 
 }  // namespace
@@ -43,7 +43,7 @@ void RowCosts::add(int64_t rows, double seconds) {
     slope_s_ = std::max(slope_s_ + step / further, 0.0);
     return;
   }
-  const double more = expected - first_s_, weighed = kMoreVaries * more;
+  const double more = expected - first_s_, weighed = kFurtherWeight * more;
   const double total = first_s_ * first_s_ + weighed * more;
   first_s_ *= 1.0 + step * first_s_ / total;
   more_factor_ *= 1.0 + step * weighed / total;
