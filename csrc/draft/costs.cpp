@@ -11,8 +11,8 @@ constexpr double kRecent = 0.1;   // weight of the newest sample in means and ra
 constexpr double kFaster = 0.2;   // the same of a forward that took less time than expected
 constexpr double kOutlier = 2.0;  // times the expected seconds: the most that a sample counts for
 constexpr double kReading = 0.5;  // weight of the newest part of a prompt: parts are few and long
-// An error changes the factor of further rows this many times as readily as the first row: attention
-// behind a long context can make further rows several times as dear.
+// An error changes the factor of further rows this many times as readily as the first row:
+// attention behind a long context can make further rows several times as dear.
 constexpr double kFurtherWeight = 5.0;
 constexpr double kThousand = 1000.0;
 
