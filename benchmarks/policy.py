@@ -56,8 +56,8 @@ class Machine:
     """A modelled machine says what further rows add to a forward, in exact forwards of one row.
 
     The second row adds `second`, and each further one `row`. A row beyond `kink` rows adds `row`
-    once more. Each row of the target behind a prompt adds `attention`, which the measurements at the
-    start do not show.
+    once more. Each row of the target behind a prompt adds `attention`, which the measurements at
+    the start do not show.
     """
 
     name: str
