@@ -55,6 +55,11 @@ class Case:
     head: BlockHead
     reference: Drafter
 
+    @property
+    def rounding(self) -> Drafter:
+        """The reference with roundings of its own."""
+        return replace(self.reference, rounded=lambda x: bf16_values(bf16_bits(x)))
+
     def features(self, tokens: list[int]) -> Any:
         """The features of all tokens, in the order of the drafter, [n, taps * hidden]."""
         taps = self.head.files.taps
@@ -69,9 +74,29 @@ class Case:
         reference does with roundings of its own. How much these change depends on the model and the
         text, so no fixed bound would do. `first`: the position of the first feature."""
         wanted = self.reference.block(features, rows, first=first)[1:]
-        rounding = replace(self.reference, rounded=lambda x: bf16_values(bf16_bits(x)))
-        rounded = rounding.block(features, rows, first=first)[1:]
+        rounded = self.rounding.block(features, rows, first=first)[1:]
         return rms_error(found, wanted) < 2 * rms_error(rounded, wanted)
+
+    def selected(
+        self, logits: Any, features: Any, rows: list[int], path: list[int]
+    ) -> tuple[Any, float]:
+        """The scores that a selector gives the tokens of a block, [rows - 1, tokens], each row
+        after the token of `path` before it, and twice the most by which the reference's own
+        roundings change the difference of two candidates of a row: closer ones may be swapped."""
+        before = [rows[0], *path[:-1]]
+        wanted, rounded = (
+            np.stack(
+                [
+                    reference.selected(*row)
+                    for row in zip(
+                        logits, reference.hidden(features, rows)[1:], before, strict=True
+                    )
+                ]
+            )
+            for reference in (self.reference, self.rounding)
+        )
+        errors = np.where(np.isfinite(wanted), rounded, np.nan) - wanted
+        return wanted, 2 * (np.nanmax(errors, axis=1) - np.nanmin(errors, axis=1)).max()
 
 
 def make_target(directory: Path, shape: Shape, seed: int) -> Path:
