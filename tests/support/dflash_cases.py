@@ -84,17 +84,12 @@ class Case:
         after the token of `path` before it, and twice the most by which the reference's own
         roundings change the difference of two candidates of a row: closer ones may be swapped."""
         before = [rows[0], *path[:-1]]
-        wanted, rounded = (
-            np.stack(
-                [
-                    reference.selected(*row)
-                    for row in zip(
-                        logits, reference.hidden(features, rows)[1:], before, strict=True
-                    )
-                ]
-            )
-            for reference in (self.reference, self.rounding)
-        )
+
+        def scores(reference: Drafter) -> Any:
+            hidden = reference.hidden(features, rows)[1:]
+            return np.stack(list(map(reference.selected, logits, hidden, before)))
+
+        wanted, rounded = scores(self.reference), scores(self.rounding)
         errors = np.where(np.isfinite(wanted), rounded, np.nan) - wanted
         return wanted, 2 * (np.nanmax(errors, axis=1) - np.nanmin(errors, axis=1)).max()
 
