@@ -205,12 +205,6 @@ class FeedbackCodes {
   alignas(64) float errors_[kTileWeights];
 };
 
-inline int get_code(const uint8_t* codes, int row, int lane) {
-  uint16_t word;
-  std::memcpy(&word, codes + ((row / 4) * 32 + lane) * 2, 2);
-  return word >> (4 * (row % 4)) & 15;
-}
-
 // Writes codes and residuals. misfits[row] gets a bit for each weight of a row of pairs whose
 // residual does not fit into a byte: even k in the lower half, odd k in the upper half.
 template <class Codes>
@@ -313,14 +307,17 @@ void decode_tile(const PackedMatrix& w, int64_t tile, uint16_t* out) {
   }
   if (w.residuals == nullptr) return decode_mxfp4_tile(w, tile, out);
   const uint8_t* codes = w.codes + tile * kTileCodes;
-  const uint8_t* scales = w.scales + tile * kPanel;
   const uint8_t* residuals = w.residuals + tile * kTileWeights;
-  for (int at = 0; at < kTileWeights; ++at) {
-    const int code = get_code(codes, at / 32, at % 32);
-    const int scale = (scales[at % 32 / 2] << (w.scale.shift - 16)) +  // BF16 bits
-                      static_cast<int>(w.scale.base >> 16);
-    const int magnitude = kLow[code & 7] - 0x3f80 + scale + residuals[at];
-    out[at] = static_cast<uint16_t>(magnitude + ((code >> 3) << 15));
+  const U16 scales = convert<U16>(load_as<Lanes<uint8_t, kPanel>>(w.scales + tile * kPanel));
+  const U16 shift = ((scales << (w.scale.shift - 16)) + (w.scale.base >> 16) - 0x3f80) & 0xffff;
+  const H32 shifts = bits_as<H32>(shift | shift << 16);
+  for (int row = 0; row < kBlock / 2; ++row) {
+    const U16 nibbles = load_as<U16>(codes + row / 4 * 64) >> (row % 4 * 4);
+    const U16 bytes = convert<U16>(load_as<H16>(residuals + row * 32));
+    const U16 sign = (nibbles & 0x00080008u) << 12;
+    store_as(out + row * 32, bits_as<H32>(low_of_pairs(nibbles & 0x00070007u)) + shifts +
+                                 bits_as<H32>((bytes | bytes << 8) & 0x00ff00ffu) +
+                                 bits_as<H32>(sign));
   }
   PatchesBySixteen<InTileOrder> patches;
   patches.begin_tile(w, tile);
