@@ -6,6 +6,7 @@ arrays with NaN first, so that a value which an operation does not write fails t
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from support.kernel_values import (
     assert_same_bits,
     bf16_bits,
     bf16_values,
+    each_isa,
     each_other_isa,
     random_inputs,
 )
@@ -103,6 +105,27 @@ def test_elementwise_operations_have_the_portable_bits(isa: str, name: str, seed
         expected = operation(PORTABLE, np.random.default_rng(seed), n)
         for a, e in zip(parts(actual), parts(expected), strict=True):
             assert_same_bits(a, e)
+
+
+@each_isa
+def test_fused_multiply_adds_round_once_next_to_halfway(isa: str, rng: np.random.Generator) -> None:
+    """Sums so close to halfway between two fp32 numbers that fp64 rounds them to halfway: a second
+    rounding to fp32 may go wrong."""
+    close_to_1 = np.array([[1 + 2**-23, 1 - 2**-23], [1 + 2**-12, 1 - 2**-12 + 2**-24]])
+    n = 500
+    scales = rng.choice([-1, 1], (n, 2)) * 2.0 ** rng.integers(-40, 40, (n, 2))
+    factors = (close_to_1[rng.integers(0, 2, n)] * scales).astype(np.float32)
+    ulps = rng.choice([-1, 1], n) * rng.integers(2**23 + 1, 2**24, n)
+    addends = (ulps * 2 * scales.prod(axis=1)).astype(np.float32)
+    next_ones = np.nextafter(addends, np.float32(np.inf) * factors.prod(axis=1))
+    expected = []
+    for (a, b), c, next_one in zip(factors, addends, next_ones, strict=True):
+        exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
+        expected.append(min(c, next_one, key=lambda each: abs(Fraction(float(each)) - exact)))
+
+    ones, (a, b) = np.ones(n, np.float32), factors.T
+    rotated = testing.kernels(isa).rotate(np.concatenate([ones, a]), b.copy(), addends)
+    assert_same_bits(rotated[n:], np.array(expected))  # a * b + 1 * c
 
 
 @pytest.mark.parametrize("n", LENGTHS)

@@ -39,8 +39,10 @@ constexpr bool kHasFma = false;
 #endif
 
 // fl32(a*b + c) without a fused instruction. The product of two fp32 numbers is exact in fp64. The
-// fp64 sum is rounded to odd (Boldo and Melquiond 2008): if it is inexact, it is truncated and its
-// last bit is set. Rounding it to fp32 then gives the same result as a single rounding.
+// fp64 sum may be rounded again to fp32 unless it lies halfway between two fp32 numbers, where its
+// last 28 bits are zero. Such a sum is rounded to odd (Boldo and Melquiond 2008): if it is inexact,
+// it is truncated and its last bit is set. Rounding it to fp32 then gives the same result as a
+// single rounding.
 template <class V>
 inline V fma_by_odd_rounding(V a, V b, V c) {
   using D = LanesLike<double, V>;
@@ -48,6 +50,8 @@ inline V fma_by_odd_rounding(V a, V b, V c) {
   const D product = convert<D>(a) * convert<D>(b);
   const D addend = convert<D>(c);
   const D sum = product + addend;
+  const L last_bits = (bits_as<L>(sum) & 0x0fffffff) | int64_t{1} << 32;  // upper halves are not 0
+  if (!any(bits_as<Lanes<int32_t, 2 * kCountOf<V>>>(last_bits) == 0)) return convert<V>(sum);
   const D from_addend = sum - product;
   // The error is exact; it is NaN if the sum is not finite.
   const D error = (product - (sum - from_addend)) + (addend - from_addend);
@@ -84,16 +88,12 @@ inline V fma(V a, V b, V c) {
   }
 }
 
-// fl32(a*b + c) for BF16 values a and b. Their product is exact in fp32, so an addition in double
-// and one conversion give the same result as a single rounding (53 >= 2 * 24 + 2 bits, Figueroa
-// 1995).
+// The same for BF16 values a and b. Their product is exact in fp32, so an addition in fp64 and one
+// conversion give the same result as a single rounding (53 >= 2 * 24 + 2 bits, Figueroa 1995).
 template <class V>
 inline V fma_bf16(V a, V b, V c) {
   using D = LanesLike<double, V>;
-  if constexpr (kHasFma)
-    return fma(a, b, c);
-  else
-    return convert<V>(convert<D>(a) * convert<D>(b) + convert<D>(c));
+  return convert<V>(convert<D>(a) * convert<D>(b) + convert<D>(c));
 }
 
 // The sum and the maximum of all lanes. Halves are combined until one lane is left: 8, 4, 2, 1.
