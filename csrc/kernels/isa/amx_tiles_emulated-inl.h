@@ -78,14 +78,15 @@ struct EmulatedTiles {
   template <int C, int A, int B>
   static void dot_int8() {
     require_product<C, A, B>();
-    for (int m = 0; m < tile_file.shapes.rows[C]; ++m)
-      for (int n = 0; n < kLanes; ++n) {
-        auto sum = load_as<int32_t>(tile_file.data[C][m] + 4 * n);
-        for (int k = 0; k < 4 * tile_file.shapes.rows[B]; ++k)
-          sum += static_cast<int8_t>(tile_file.data[A][m][k]) *
-                 static_cast<int8_t>(tile_file.data[B][k / 4][4 * n + k % 4]);
-        store_as(tile_file.data[C][m] + 4 * n, sum);
+    for (int m = 0; m < tile_file.shapes.rows[C]; ++m) {
+      uint8_t* const at = tile_file.data[C][m];
+      I16 sum = load_as<I16>(at);
+      for (int k = 0; k < 4 * tile_file.shapes.rows[B]; ++k) {
+        const I16 weights = load_as<I16>(tile_file.data[B][k / 4]) << (24 - k % 4 * 8) >> 24;
+        sum += weights * static_cast<int8_t>(tile_file.data[A][m][k]);
       }
+      store_as(at, sum);
+    }
   }
 
  private:
