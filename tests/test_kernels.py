@@ -32,6 +32,7 @@ from support.kernel_values import (
     random_inputs,
     tiled,
     weights_of,
+    with_exponents,
 )
 
 DRAFT_BLOCK = 40  # bytes: inputs, scale, correction
@@ -73,6 +74,24 @@ def test_products_of_many_rows_and_panels_have_the_portable_bits(
         first, last = sorted(int(at) for at in rng.choice(panels + 1, 2, replace=False))
         expected = PORTABLE.product("exact", packed, x, first, last)
         assert_same_bits(table.product("exact", packed, x, first, last), expected)
+
+
+@each_other_isa
+def test_products_at_the_edges_of_fp32_have_the_portable_bits(
+    isa: str, rng: np.random.Generator
+) -> None:
+    """Portable kernels multiply in fp32 only where it holds products exactly, decided by tile."""
+    table = testing.kernels(isa)
+    tiles = 30
+    for both in (126, 127, 128, 129, 380, 381, 382):  # the sum of the biased exponents of factors
+        least, most = max(2, both - 254), min(254, both - 2)
+        of_weights = np.repeat(rng.integers(least, most, tiles, endpoint=True), BLOCK)
+        matrix = tiled(with_exponents(rng, np.tile(of_weights, (PANEL, 1))))
+        for rows in (1, 3, 4, 7):
+            x = bf16_values(with_exponents(rng, np.tile(both - of_weights, (rows, 1))))
+            start = np.zeros((rows, PANEL), np.float32)
+            expected = PORTABLE.accumulate_plain(matrix, x, start)
+            assert_same_bits(table.accumulate_plain(matrix, x, start), expected)
 
 
 @each_other_isa

@@ -66,6 +66,14 @@ def any_finite(rng: np.random.Generator, *shape: int) -> Bits:
     return (bits | rng.integers(0, 2, shape) << 15).astype(np.uint16)
 
 
+def with_exponents(rng: np.random.Generator, exponents: NDArray[Any]) -> Bits:
+    """BF16 bits of random values whose biased exponents are these or one less; some are zero."""
+    shape = exponents.shape
+    bits = exponents - rng.integers(0, 2, shape) << 7 | rng.integers(0, 128, shape)
+    bits = np.where(rng.random(shape) < 0.1, 0, bits)
+    return (bits | rng.integers(0, 2, shape) << 15).astype(np.uint16)
+
+
 def weights_of(kind: str, rng: np.random.Generator, outputs: int, inputs: int) -> Bits:
     match kind:
         case "gaussian":

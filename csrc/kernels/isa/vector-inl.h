@@ -69,6 +69,10 @@ struct MaskLane {
   using Type = int32_t;
 };
 template <>
+struct MaskLane<2> {
+  using Type = int16_t;
+};
+template <>
 struct MaskLane<8> {
   using Type = int64_t;
 };
