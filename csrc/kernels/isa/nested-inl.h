@@ -36,15 +36,12 @@ inline I16 grid_index(F16 value) {
   return max(bits - 252, bits_as<I16>(bits != 0) & 1);  // Clang for Windows compares to long
 }
 
-// kLow of the indices in both halves of each lane: 0x3ee0 + 0x40 * index, minus 0x160, 0xa0 and
-// 0x20 for the indices 0, 1 and 2.
-inline U16 low_of_pairs(U16 index) {
-  const U16 half = index >> 1;
-  const U16 is_small = ~(index >> 2) & 0x00010001u;
-  const U16 below_3 = is_small & ~(half & index), below_2 = is_small & ~half;
-  const U16 is_1 = below_2 & index, is_0 = below_2 & ~index;
-  const U16 less = (below_3 << 5) + (is_1 << 7) + (is_0 << 8) + (is_0 << 6);
-  return (index << 6) + 0x3ee03ee0u - less;
+// kLow of each index: 0x3ee0 + 0x40 * index, minus 0x160, 0xa0 and 0x20 for the indices 0, 1 and 2.
+inline H32 low_of(H32 index) {
+  using S32 = Lanes<int16_t, 2 * kLanes>;
+  const auto at = bits_as<S32>(index);
+  const auto less = ((at < 1) & 0xc0) + ((at < 2) & 0x80) + ((at < 3) & 0x20);
+  return (index << 6) + 0x3ee0 - bits_as<H32>(less);
 }
 
 // The magnitudes and signs of input k for sixteen outputs, from the tile's row of BF16 pairs.
@@ -222,8 +219,8 @@ void write_codes(const uint16_t* tile, I16 scale, Codes& codes, const TileOut& o
       const I16 odd = codes.next(row * 2 + 1, bits_as<I16>(pairs >> 16));
       const U16 both = bits_as<U16>(even | odd << 16);
       words |= both << (4 * i);
-      const U16 residuals = bits_as<U16>(bits_as<H32>(magnitudes) -
-                                         bits_as<H32>(low_of_pairs(both & 0x00070007u)) - shifts);
+      const U16 residuals =
+          bits_as<U16>(bits_as<H32>(magnitudes) - low_of(bits_as<H32>(both) & 7) - shifts);
       const I16 fits_even = (bits_as<I16>(residuals) & 0xff00) == 0;
       const I16 fits_odd = (bits_as<I16>(residuals >> 16) & 0xff00) == 0;
       misfits[row] = lane_bits(~fits_even) | lane_bits(~fits_odd) << 16;
@@ -312,12 +309,10 @@ void decode_tile(const PackedMatrix& w, int64_t tile, uint16_t* out) {
   const U16 shift = ((scales << (w.scale.shift - 16)) + (w.scale.base >> 16) - 0x3f80) & 0xffff;
   const H32 shifts = bits_as<H32>(shift | shift << 16);
   for (int row = 0; row < kBlock / 2; ++row) {
-    const U16 nibbles = load_as<U16>(codes + row / 4 * 64) >> (row % 4 * 4);
+    const H32 code = load_as<H32>(codes + row / 4 * 64) >> (row % 4 * 4);
     const U16 bytes = convert<U16>(load_as<H16>(residuals + row * 32));
-    const U16 sign = (nibbles & 0x00080008u) << 12;
-    store_as(out + row * 32, bits_as<H32>(low_of_pairs(nibbles & 0x00070007u)) + shifts +
-                                 bits_as<H32>((bytes | bytes << 8) & 0x00ff00ffu) +
-                                 bits_as<H32>(sign));
+    const H32 residual = bits_as<H32>((bytes | bytes << 8) & 0x00ff00ffu);
+    store_as(out + row * 32, low_of(code & 7) + shifts + residual + ((code & 8) << 12));
   }
   PatchesBySixteen<InTileOrder> patches;
   patches.begin_tile(w, tile);
