@@ -44,6 +44,11 @@ inline H32 low_of(H32 index) {
   return (index << 6) + 0x3ee0 - bits_as<H32>(less);
 }
 
+// A row of a tile's codes, in the low four bits of each 16-bit lane.
+inline H32 row_of_codes(const uint8_t* codes, int row) {
+  return load_as<H32>(codes + row / 4 * 64) >> (row % 4 * 4);
+}
+
 // The magnitudes and signs of input k for sixteen outputs, from the tile's row of BF16 pairs.
 inline I16 pair_member(const uint16_t* tile, int k) {
   const U16 pairs = load_as<U16>(tile + k / 2 * 32);
@@ -309,7 +314,7 @@ void decode_tile(const PackedMatrix& w, int64_t tile, uint16_t* out) {
   const U16 shift = ((scales << (w.scale.shift - 16)) + (w.scale.base >> 16) - 0x3f80) & 0xffff;
   const H32 shifts = bits_as<H32>(shift | shift << 16);
   for (int row = 0; row < kBlock / 2; ++row) {
-    const H32 code = load_as<H32>(codes + row / 4 * 64) >> (row % 4 * 4);
+    const H32 code = row_of_codes(codes, row);
     const U16 bytes = convert<U16>(load_as<H16>(residuals + row * 32));
     const H32 residual = bits_as<H32>((bytes | bytes << 8) & 0x00ff00ffu);
     store_as(out + row * 32, low_of(code & 7) + shifts + residual + ((code & 8) << 12));

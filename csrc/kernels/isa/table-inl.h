@@ -6,7 +6,7 @@
 #include "kernels/isa/delta-inl.h"
 #include "kernels/isa/nested-inl.h"
 #include "kernels/isa/ops-inl.h"
-#include "kernels/isa/product-inl.h"
+#include "kernels/isa/product_portable-inl.h"
 #include "kernels/isa/sampling-inl.h"
 #include "kernels/kernels.h"
 
