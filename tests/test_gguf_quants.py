@@ -34,7 +34,8 @@ def written(path: Path, tensor: Quantised) -> GgufTensors:
 def test_values_are_those_of_the_gguf_package_rounded_once(
     tmp_path: Path, rng: np.random.Generator, kind: str, scales: list[float] | None
 ) -> None:
-    shape = (int(rng.integers(150, 300)), 256 * int(rng.integers(1, 5)))
+    # One random scale in 32 is no number: 600 blocks without one are not to be expected.
+    shape = (int(rng.integers(600, 800)), 256 * int(rng.integers(1, 5)))
     tensor = Quantised.random(kind, shape, rng, scales=scales)
     expected = tensor.dequantised()
     bits = written(tmp_path / "m.gguf", tensor).bf16("lm_head.weight", shape)
