@@ -1,6 +1,7 @@
 """Packed planes hold both precisions, and the exact one has the bits of the file."""
 
 import contextlib
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -282,6 +283,36 @@ def test_the_native_cast_equals_its_definition_in_all_bits(
         np.testing.assert_array_equal(patches[order] >> 7, np.nonzero(is_patch)[1])
         upper = tiled(bits).reshape(-1, 512)[is_patch] >> 8
         np.testing.assert_array_equal(patches[order] & 127, (upper & 0x3F) | (upper >> 7) << 6)
+
+
+@each_isa
+def test_the_last_of_several_patches_of_a_weight_counts(isa: str, rng: np.random.Generator) -> None:
+    bits = gaussian(rng, 48, 512)
+    planes = pack([bits]).planes()
+    codes, scales, scale_code, residuals, starts, patches = planes.values()
+    wrong = patches ^ rng.integers(1, 128, patches.shape, np.uint16)  # for the same weights
+    of_tiles, ends = [], [0]
+    for begin, end in itertools.pairwise(starts):
+        count = rng.integers(0, end - begin, endpoint=True)
+        of_tiles += [wrong[begin : begin + count], patches[begin:end]]
+        ends.append(ends[-1] + int(count) + int(end - begin))
+    of_tiles.append(patches[starts[-1] :])  # padding
+    doubled = np.concatenate(of_tiles)
+    weight = _native.map_planes(
+        POOL,
+        codes,
+        scales,
+        scale_code,
+        residuals,
+        np.array(ends, np.uint32),
+        doubled,
+        None,
+        source_rows=[48],
+        columns=512,
+        interleaved=False,
+    )
+    assert isinstance(weight, _native.PackedWeight), weight
+    np.testing.assert_array_equal(testing.unpack(weight, isa), bits)
 
 
 # --- NaN and infinity are refused -------------------------------------------------------------

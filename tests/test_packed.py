@@ -30,7 +30,7 @@ from specqd.model.weights import load_weights
 from specqd.sampling import SamplingParams
 from support.command_line import Refuse, Run
 from support.families import FAMILY_SHAPES
-from support.kernel_values import each_isa
+from support.kernel_values import assert_same_bits, each_isa
 from support.random_models import (
     BOS,
     PACKED_SHAPE,
@@ -318,10 +318,12 @@ def test_patches_and_scales_out_of_bounds_are_refused(
 
 
 def decode_or_refuse(directory: Path, isa: str) -> None:
-    """Any file opens and decodes, or is refused in one line."""
+    """Any file is refused in one line, or decodes to the bits of portable kernels."""
     if model := done_or_refused(TensorError, opened, directory, isa):
-        for each in (model, model.as_draft()):
-            each.logits([BOS, 1, 2, 3])
+        portable = opened(directory, "portable")
+        for each, other in ((model, portable), (model.as_draft(), portable.as_draft())):
+            tokens = [BOS, 1, 2, 3]
+            assert_same_bits(each.logits(tokens), other.logits(tokens), isa)
 
 
 fuzz = settings(max_examples=60)
@@ -332,7 +334,7 @@ any_isa = st.sampled_from(testing.kernel_names())
 
 @fuzz
 @given(data=st.data(), isa=any_isa)
-def test_a_file_with_changed_bytes_decodes_or_is_refused(
+def test_a_file_with_changed_bytes_has_the_portable_bits_or_is_refused(
     copy: Path, packed: Path, data: st.DataObject, isa: str
 ) -> None:
     content = bytearray((packed / PACKED_WEIGHTS).read_bytes())
@@ -350,7 +352,7 @@ def test_a_file_with_changed_bytes_decodes_or_is_refused(
     plane=st.sampled_from(["codes", "residuals", "patches"]),
     isa=any_isa,
 )
-def test_planes_of_random_bytes_decode_or_are_refused(
+def test_planes_of_random_bytes_have_the_portable_bits_or_are_refused(
     copy: Path, packed: Path, plane: str, seed: int, isa: str
 ) -> None:
     header, data = read_raw(packed / PACKED_WEIGHTS)

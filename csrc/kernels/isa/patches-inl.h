@@ -1,5 +1,6 @@
 // Patches of nested tiles: the upper bytes of weights that no code and residual give. They are
-// applied to a decoded tile; docs/kernels.md defines the format.
+// applied to a decoded tile; docs/kernels.md defines the format. A file may hold several patches of
+// one weight. Then the last one counts, so whatever is applied twice here comes last.
 #pragma once
 
 #include "kernels/isa/lanes-inl.h"
@@ -138,14 +139,15 @@ class PatchesBySixteen : public TilePatches {
   struct Sixteen {
     alignas(32) uint16_t place[16], byte[16];
 
-    // Repeats the first patch if there are fewer than sixteen, because a loop with one step per
+    // Repeats the last patch if there are fewer than sixteen, because a loop with one step per
     // patch would mispredict its end at every tile.
     [[gnu::always_inline]] void load(const uint16_t* patches, int64_t count) {
       static constexpr uint16_t kOnes[32] = {0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff,
                                              0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff,
                                              0xffff, 0xffff, 0xffff, 0xffff};
       const H16 is_some = load_as<H16>(kOnes + 16 - (count < 16 ? count : 16));
-      const H16 kept = (load_as<H16>(patches) & is_some) | (all<H16>(patches[0]) & ~is_some);
+      const H16 last = all<H16>(patches[count - (count > 0)]);
+      const H16 kept = (load_as<H16>(patches) & is_some) | (last & ~is_some);
       store_as(place, Place::upper_bytes(kept));
       store_as(byte, (kept & 0x7f) + (kept & 0x40));  // the sign moves from bit 6 to 7
       asm("" : "+m"(place), "+m"(byte));  // otherwise GCC extracts them from registers one by one
