@@ -108,11 +108,12 @@ sanitize-%: build $(VENV)/with-serve+test
 	.ci/sanitize $*
 
 # Fuzzes each reader of untrusted input, and parts of the core, for a minute each, or for SECONDS;
-# two at a time.
+# two at a time. Prints the inputs that failed at the end.
 fuzz: build $(VENV)/with-serve+test $(VENV)/with-serve+fuzz
 	.ci/fuzzers
 	$(BIN)/python fuzz/targets.py | \
-		xargs -P 2 -I TARGET $(BIN)/python fuzz/fuzz.py TARGET $(or $(SECONDS),60)
+		xargs -P 2 -I TARGET $(BIN)/python fuzz/fuzz.py TARGET $(or $(SECONDS),60) || \
+		{ git ls-files --others fuzz/found | xargs -r -n 1 sh -c 'echo "$$0 fails:"; base64 "$$0"'; exit 1; }
 
 # What universalmutator needs comes in part as sources, which setuptools and wheel build.
 $(BIN)/wheel: | $(BIN)/python
