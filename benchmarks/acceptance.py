@@ -24,7 +24,8 @@ from specqd.bench.rounds import Interval
 from specqd.config import read_generation_defaults
 from specqd.formats.fp4 import DraftFormat
 from specqd.hub import resolve
-from specqd.model.input_measurement import MeasuredInputs, measure_inputs
+from specqd.model.importance import MeasuredInputs
+from specqd.model.input_measurement import measure_inputs
 from specqd.model.model import Machine, Model
 from specqd.text.calibration import read_calibration
 from specqd.text.tokenizer import Tokenizer
@@ -69,7 +70,7 @@ def main() -> None:
     arguments.add_argument("--limit", type=int, default=24, help="prompts of each file")
     arguments.add_argument("-n", type=int, default=96, help="positions after each prompt")
     arguments.add_argument("--temperature", type=float, action="append")
-    arguments.add_argument("--format", type=DraftFormat, choices=list(DraftFormat))
+    arguments.add_argument("--format", choices=[each.value for each in DraftFormat])
     arguments.add_argument("--calibrate", action="store_true", help="as specqd pack does")
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--context", action="append", help="positions, `all` or `default`")
@@ -81,7 +82,8 @@ def main() -> None:
     machine = Machine.choose(options.threads, options.isa)
     tokenizer = Tokenizer.open(directory)
     inputs = calibrated(directory, machine, tokenizer) if options.calibrate else None
-    model = Model.open(directory, machine=machine, draft=options.format, inputs=inputs)
+    kind = options.format and DraftFormat(options.format)
+    model = Model.open(directory, machine=machine, draft=kind, inputs=inputs)
     defaults = read_generation_defaults(directory)
     stop_ids = frozenset(defaults.eos_token_ids or model.config.eos_token_ids)
     draft, exact = (

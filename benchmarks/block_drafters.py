@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import numpy as np
-from harness import Report, parser
+from harness import Report, parser, same
 
 from specqd._native import Rows, Sequence
 from specqd.bench.rounds import interleaved
@@ -97,13 +97,13 @@ class Case:
         return seconds
 
     def arms(self) -> Arms:
-        arms: Arms = {f"exact, {n} rows": lambda _, n=n: self.rows_s(n) for n in ROWS}
+        arms: Arms = {f"exact, {n} rows": same(self.rows_s, n) for n in ROWS}
         for precision, head in self.heads.items():
             for rows in (8, BLOCK):
                 name = f"block of {rows}, {precision.value}"
-                arms[name] = lambda _, head=head, rows=rows: self.block_s(head, rows)
-        arms["prompt"] = lambda _: self.prompt_s()
-        arms["absorption"] = lambda _: self.absorbed_s(self.heads[Precision.FP4])
+                arms[name] = same(self.block_s, head, rows)
+        arms["prompt"] = same(self.prompt_s)
+        arms["absorption"] = same(self.absorbed_s, self.heads[Precision.FP4])
         return arms
 
 

@@ -40,7 +40,7 @@ from processes import Worker
 from specqd.bench.kernels import PRECISIONS
 from specqd.bench.levels import read_prompts, words_of
 from specqd.bench.resampling import RESAMPLES, limits
-from specqd.bench.rounds import Interval, interleaved
+from specqd.bench.rounds import Interval, Rounds, interleaved
 from specqd.bench.suggestion import DEFAULT_PROMPTS
 from specqd.hub import shipped_model
 from specqd.model.model import Machine
@@ -181,17 +181,19 @@ def sitting(
             workers[name] = Worker(command, load.settings)
             stack.callback(workers[name].close)
         for case in load.cases:
-            arms = {
-                name: lambda pair, case=case, worker=worker: case.take(worker, first + pair)
-                for name, worker in workers.items()
-            }
+
+            def take(worker: Worker, pair: int, case: Case = case) -> Turn:
+                return case.take(worker, first + pair)
+
+            arms = {name: partial(take, worker) for name, worker in workers.items()}
             for arm in arms.values():
                 arm(last - first)  # warms up with a turn that does not count
-            done = interleaved(arms, options.pairs)
-            for pair, (old, new) in enumerate(zip(done.runs["old"], done.runs["new"], strict=True)):
-                if old.texts != new.texts:
+            done: Rounds[Turn, str] = interleaved(arms, options.pairs)
+            for pair, turns in enumerate(zip(done.runs["old"], done.runs["new"], strict=True)):
+                if turns[0].texts != turns[1].texts:
                     raise SystemExit(f"NOT EQUAL: {case.name}, pair {first + pair}: texts differ")
-            yield case.name, *([turn.speeds for turn in done.runs[name]] for name in ("old", "new"))
+            old, new = ([turn.speeds for turn in done.runs[name]] for name in ("old", "new"))
+            yield case.name, old, new
 
 
 def interval(ratios: Sequence[Sequence[float]]) -> Interval:

@@ -12,6 +12,8 @@ answer: the delay that prompts of other requests cause to a running answer.
 
 import asyncio
 import json
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -22,7 +24,7 @@ from light_clients import Answer, answers
 from processes import Worker
 
 from specqd.bench.levels import PLAIN
-from specqd.bench.rounds import interleaved
+from specqd.bench.rounds import Rounds, interleaved
 from specqd.model.model import Machine
 
 VOCABULARY_FROM = 300  # smaller ids may be special tokens
@@ -30,6 +32,7 @@ HEAD_START_S = 0.5  # of the long prompt
 
 # First, slowest first, gap, first of the long prompt, new tokens/s.
 Figures = tuple[float, float, float, float, float]
+Bodies = tuple[list[bytes], list[bytes]]  # of long prompts and of short ones
 
 
 async def beside(port: int, long: list[bytes], bodies: list[bytes], at_once: int) -> list[Answer]:
@@ -94,15 +97,14 @@ def main() -> None:
                 )
                 for _ in range(options.rounds)
             ]
-            done = interleaved(
-                {
-                    str(gap): lambda number, arm=arm, at_once=at_once, own=own: load(
-                        host, arm, at_once, *own[number], options.new_tokens
-                    )
-                    for arm, gap in enumerate(options.gap)
-                },
-                options.rounds,
-            )
+
+            def run(
+                arm: int, number: int, at_once: int = at_once, own: Sequence[Bodies] = own
+            ) -> Figures:
+                return load(host, arm, at_once, *own[number], options.new_tokens)
+
+            arms_by_gap = {str(gap): partial(run, arm) for arm, gap in enumerate(options.gap)}
+            done: Rounds[Figures, str] = interleaved(arms_by_gap, options.rounds)
             for gap, runs in done.runs.items():
                 report.row(at_once, float(gap), *map(list, zip(*runs, strict=True)))
 

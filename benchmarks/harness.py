@@ -10,11 +10,11 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from math import floor, log10
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "docs" / "scripts"))
@@ -26,7 +26,10 @@ from specqd.bench.rounds import Interval
 from specqd.model.model import Machine
 
 ROOT = Path(__file__).resolve().parents[1]
-Column = str | tuple[str, str]  # a name; of numbers also their format, such as `.2f`
+Column = Sequence[str]  # a name; of numbers a name and their format, such as `.2f`
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _DIGITS = 5  # of a number in the JSON
 _RESULTS = (":(top)", ":(top,exclude)benchmarks/results", ":(top,exclude)docs")
@@ -106,6 +109,11 @@ def _cell(value: Any) -> Any:
 
 def _rounded(value: float) -> float:
     return round(value, _DIGITS - 1 - floor(log10(abs(value)))) if value else 0.0
+
+
+def same(run: Callable[P, R], *args: P.args, **named: P.kwargs) -> Callable[[int], R]:
+    """An arm that does the same in every round."""
+    return lambda _: run(*args, **named)
 
 
 def describe_machine(machine: Machine) -> dict[str, Any]:

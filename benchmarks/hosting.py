@@ -31,14 +31,13 @@ def hosted(
 
 def opened(settings: dict[str, Any]) -> Opened:
     from specqd.bench.levels import PLAIN, words_of
-    from specqd.engine.engine import Engine
     from specqd.engine.reports import Stats
     from specqd.llm import LLM
     from specqd.model.bandwidth import bandwidth_at
     from specqd.server.guard import Access
     from specqd.server.listening import listen, run
     from specqd.server.models import Models
-    from specqd.server.service import Service, Serving
+    from specqd.server.opening import open_service
 
     most = settings["most_at_once"]
     room = (most + 1) * (settings["room"] + 256)
@@ -49,10 +48,10 @@ def opened(settings: dict[str, Any]) -> Opened:
         llm = plain.with_draft(words_of(chain))
         llm.engine.level.measure()
         gaps = {} if gap is None else {"max_gap_s": gap}
-        engine = Engine(llm.engine.level, llm.tokenizer, max_batch=most, **gaps)
+        service = open_service(llm, max_batch=most, **gaps)
+        engine = service.serving.engine
         engine.scheduler.reuses_prefixes = False
         sock = listen("127.0.0.1", 0)
-        service = Service(Serving(engine, llm.directory.name, llm.defaults))
         arguments = (Models.of(service), Access(), sock, 0, print)
         Thread(target=run, args=arguments, daemon=True).start()
         engines.append(engine)

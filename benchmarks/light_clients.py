@@ -32,7 +32,8 @@ class Answer:
 
     @property
     def tokens(self) -> int:
-        return self._parts[-1]["usage"]["completion_tokens"]
+        tokens: int = self._parts[-1]["usage"]["completion_tokens"]
+        return tokens
 
 
 async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes) -> Answer:

@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 from time import perf_counter, sleep
 
-from harness import Report, parser
+from harness import Report, parser, same
 
 from specqd.bench.rounds import interleaved
 from specqd.model.model import Machine, Model
@@ -70,15 +70,16 @@ def main() -> None:
                 pass
 
     def opened(model: Path) -> dict[str, float]:
-        command = [sys.executable, __file__, model, "--once", "--isa", machine.isa]
+        command = [sys.executable, __file__, str(model), "--once", "--isa", machine.isa]
         command += ["--threads", str(machine.pool.threads)]
-        return json.loads(subprocess.check_output(command))
+        found: dict[str, float] = json.loads(subprocess.check_output(command))
+        return found
 
     columns = ["model", ("seconds", ".2f"), ("user, s", ".2f"), ("system, s", ".2f")]
     columns += [(f"{when} anonymous memory, MB", ".0f") for when in ("most", "at last")]
     columns += [("planes, MB", ".0f")]
     with Report(options, "Opening a model", machine, columns) as report:
-        arms = {str(model): lambda _, model=model: opened(model) for model in options.models}
+        arms = {str(model): same(opened, model) for model in options.models}
         for name, runs in interleaved(arms, options.rounds).runs.items():
             figures = ([run[figure] for run in runs] for figure in runs[0])
             report.row(Path(name).name, *figures)

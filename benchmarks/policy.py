@@ -15,7 +15,7 @@ import argparse
 import json
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -174,7 +174,7 @@ def chain_of(words: str, record: Record, machine: Machine, clock: Clock) -> Leve
         others = [level(small), NgramDrafter()]
         return DraftChoice([level("fp4", DraftChoice(others)), *others])
 
-    drafter: Any = {
+    drafters: dict[str, Callable[[], Any]] = {
         "plain": NoDraft,
         "auto": lambda: DraftChoice(auto()),
         "ngram": NgramDrafter,
@@ -187,8 +187,8 @@ def chain_of(words: str, record: Record, machine: Machine, clock: Clock) -> Leve
         "useless tree": lambda: tree("useless"),
         "useless": lambda: level("useless"),
         "useless|auto": lambda: DraftChoice([level("useless"), *auto()]),
-    }[words]()
-    return Level(target, drafter, name="exact", clock=clock)
+    }
+    return Level(target, drafters[words](), name="exact", clock=clock)
 
 
 def seconds_per_token(words: str, record: Record, machine: Machine, batch: int) -> float:

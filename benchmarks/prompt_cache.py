@@ -16,10 +16,10 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import numpy as np
-from harness import Report, parser
+from harness import Report, parser, same
 
 from specqd import LLM, SamplingParams
-from specqd.bench.rounds import interleaved
+from specqd.bench.rounds import Rounds, interleaved
 from specqd.config import read_config
 from specqd.model.model import Machine
 
@@ -68,7 +68,7 @@ def main() -> None:
         made: Figures = json.loads(subprocess.check_output(command, input=settings, text=True))
         return made
 
-    def run_new(_: int) -> Figures:
+    def run_new() -> Figures:
         with TemporaryDirectory(dir=options.directory) as empty:
             return run(empty)
 
@@ -80,18 +80,18 @@ def main() -> None:
     ):
         run(full)
         arms = {
-            NEW: lambda _: run(None),
-            AGAIN: lambda _: run(None, is_repeated=True),
-            KEPT: run_new,
-            RESTARTED: lambda _: run(full),
+            NEW: same(run, None),
+            AGAIN: same(run, None, is_repeated=True),
+            KEPT: same(run_new),
+            RESTARTED: same(run, full),
         }
-        done = interleaved(arms, options.rounds)
+        done: Rounds[Figures, str] = interleaved(arms, options.rounds)
         tokens = [each["tokens"] for runs in done.runs.values() for each in runs]
         assert all(each == tokens[0] for each in tokens), "the tokens differ"
         for arm, runs in done.runs.items():
             report.row(arm, *([each[key] for each in runs] for key in ("load", "first", "next")))
         size = sum(each.stat().st_size for each in Path(full).iterdir()) / 1e6
-        report.note(f"kept: {size:.0f} MB")
+        print(f"\nkept: {size:.0f} MB")
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from processes import Worker
 
 from specqd.bench.level_plot import require_matplotlib
 from specqd.bench.levels import PLAIN, read_prompts
-from specqd.bench.rounds import Interval, interleaved
+from specqd.bench.rounds import Interval, Rounds, interleaved
 from specqd.engine.reports import LevelReport
 from specqd.model.model import Machine
 
@@ -110,7 +110,7 @@ def compare(
     report.saw([gb_per_s])
     for run in arms.values():  # the first run after a measurement of the bandwidth takes longer
         run(0)
-    done = interleaved(arms, options.rounds)
+    done: Rounds[Run, str] = interleaved(arms, options.rounds)
     ratios = {}
     for name, runs in done.runs.items():
         if [run.texts for run in runs] != [run.texts for run in done.runs[plain]]:

@@ -220,12 +220,12 @@ def show_operations(file: Path | None) -> None:
         [name, *(count(isa, name, 1, BLOCKS, ()).instructions for isa in isas)]
         for name in OPERATIONS
     ]
-    columns = ["operation", *(_number(isa, ".0f") for isa in isas)]
+    columns: list[Any] = ["operation", *(_number(isa, ".0f") for isa in isas)]
     show("Instructions per 32 values, counted", columns, rows, file)
 
 
 def show_capacities(products: Sequence[Product], file: Path | None) -> None:
-    columns = ["machine", "assumed", "precision", "rows"]
+    columns: list[Any] = ["machine", "assumed", "precision", "rows"]
     columns += [_number("Gweights/s, one core", ".1f"), _number("share of bandwidth", ".2f")]
     show("Capacity with `neondot`, computed", columns, list(capacities(products)), file)
 

@@ -29,7 +29,7 @@ ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
 def write(path: Path, out: Path) -> None:
     """Needs a file whose architecture is in ARCHITECTURES."""
     fields = dict(config_fields(GgufFile.open(path)).values)
-    architecture = ARCHITECTURES[fields["model_type"]]
+    architecture = ARCHITECTURES[str(fields["model_type"])]
     fields |= {"architectures": [architecture], "dtype": "bfloat16"}
     files = tokenizer_files(path) | {"config.json": json.dumps(fields, indent=1)}
     settings = json.loads(files["tokenizer_config.json"])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from http.client import HTTPConnection
 from pathlib import Path
 from time import monotonic, perf_counter, sleep
+from typing import Any
 
 from arms import LONGEST, SMALL, Arm
 from prepare import LLAMA_CPP, llama_cpp_tool
@@ -42,13 +43,14 @@ class Server:
                 pass
             sleep(0.1)
         self._process.kill()
-        raise RuntimeError(f"llama-server did not come up: {self._process.args}")
+        raise RuntimeError(f"llama-server did not come up: {self._process.args!r}")
 
-    def _ask(self, method: str, path: str, body: object = None) -> dict:
+    def _ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
         connection = HTTPConnection("127.0.0.1", self._port, timeout=MOST_REQUEST_SECONDS)
         try:
             connection.request(method, path, json.dumps(body))
-            return json.loads(connection.getresponse().read())
+            answer: dict[str, Any] = json.loads(connection.getresponse().read())
+            return answer
         finally:
             connection.close()
 

@@ -16,6 +16,7 @@ import sys
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
@@ -52,7 +53,7 @@ def main() -> None:
     _try("llama.cpp", lambda: build_llama_cpp(options.work, options.jobs))
     formats = Formats(options.model.resolve(), out, options.work, options.gguf)
     for name in options.formats:
-        _try(name, lambda name=name: formats.make(name))
+        _try(name, partial(formats.make, name))
     if options.small is not None and not (out / "small").exists():
         (out / "small").symlink_to(Path("..") / options.small.name)
 

@@ -39,13 +39,11 @@ class PromptSet:
         cls, prompts: Sequence[Path] | None, chats: Sequence[Path] | None
     ) -> "list[PromptSet]":
         """The sets of the options: None if an option is not given, empty if it names no file."""
-        given = ((files, kind) for files, kind in ((prompts, False), (chats, True)))
-        return [
-            cls(file, kind)
-            for files, kind in given
-            if files is not None
-            for file in (files or [None])
-        ]
+        found = []
+        for files, is_chat in ((prompts, False), (chats, True)):
+            if files is not None:
+                found += [cls(file, is_chat) for file in files] or [cls(None, is_chat)]
+        return found
 
     @property
     def name(self) -> str:

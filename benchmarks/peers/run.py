@@ -133,8 +133,9 @@ def _weights(model: Path, *, is_read: bool) -> int:
 
 def _bytes_read(arm: Arm, worker: Worker, weights: int) -> int | None:
     """Bytes of weights per token; None if matrices differ in their formats."""
-    bits, reported = BITS.get(arm.weights), worker.report["bytes_read"]
-    return reported.get(arm.name, bits and round(weights * bits / 8))
+    bits = BITS.get(arm.weights)
+    reported: dict[str, int] = worker.report["bytes_read"]
+    return reported.get(arm.name) or (round(weights * bits / 8) if bits else None)
 
 
 def machine_description(machine: Machine) -> dict[str, Any]:
