@@ -216,6 +216,39 @@ def test_a_draft_with_a_cache_of_its_own_catches_up_within_the_share_of_probes(
     assert spent[1] - spent[0] <= 0.01 * (1600 - 400) + saved
 
 
+def test_a_draft_that_continues_those_of_others_pays_for_what_it_must_read() -> None:
+    """It must read as much again in the next round, unlike one that begins each proposal."""
+    draft = Level(TimedModel(TARGET).takes(clock := Clock(), 0.05, 0.03), NoDraft(), clock=clock)
+    draft.measure()
+    sequence = Sequence(list(range(1, 11)), _native.Sampler(), 3)
+    first, later = (DraftRequest(sequence, 10, 0.15, rows=rows) for rows in (1, 2))
+    [[worth, _], [less, _]] = (draft.values([each])[0] for each in (first, later))
+    assert worth > 0.0
+    assert less == 0.0
+
+
+def test_a_draft_that_takes_turns_with_others_pays_for_what_it_must_read() -> None:
+    draft = Level(TimedModel(TARGET).takes(clock := Clock(), 0.05, 0.03), NoDraft(), clock=clock)
+    draft.measure()
+    sequence = Sequence([1, 2, 3], _native.Sampler(), 3)
+
+    def worth_after_others() -> float:
+        sequence.tokens.extend([5] * 6)
+        [(worth, _)] = draft.values([DraftRequest(sequence, 10, 0.15)])
+        return worth
+
+    before = worth_after_others()
+    for _ in range(12):  # one token of its own for six of others
+        draft.propose([DraftRequest(sequence, 1, 10.0)])
+        sequence.tokens.extend([5] * 6)
+    draft.propose([DraftRequest(sequence, 1, 10.0)])
+    assert worth_after_others() < 0.5 * before
+    for _ in range(30):  # all tokens are its own
+        [proposal] = draft.propose([DraftRequest(sequence, 4, 10.0)])
+        sequence.tokens.extend(proposal.tokens)
+    assert worth_after_others() == pytest.approx(before, rel=0.05)
+
+
 @pytest.mark.parametrize("free_rows", values(1, 16, slow=[8, 24, 48]))
 @pytest.mark.parametrize("percent", [60, 90])
 def test_a_batch_drafts_as_much_as_all_of_its_rows_pay(free_rows: int, percent: int) -> None:

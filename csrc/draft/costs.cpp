@@ -120,6 +120,8 @@ void TokenRate::add(double tokens, double seconds) {
   seconds_ = seconds_ * (1.0 - kRecent) + seconds;
 }
 
+void TokenRate::fade() { seconds_ *= 1.0 - kRecent; }
+
 std::optional<double> TokenRate::seconds_per_token() const {
   return tokens_ > 0.0 ? std::optional(seconds_ / tokens_) : std::nullopt;
 }

@@ -34,6 +34,8 @@ struct DraftRequest {
   int64_t reads = kAllTokens;
   int64_t scores = 0;  // the last so many of the tokens read get logits
 
+  // Whether it asks for a proposal's first tokens: not for more after those of another drafter.
+  bool is_first() const { return rows == sharing; }
   // Seconds of verification for each sequence, if proposals of all have `count` tokens.
   double verification_seconds(double count) const;
   // Those of them that the proposals add.

@@ -36,6 +36,7 @@ void Level::release(const std::shared_ptr<Sequence>& sequence) {
   const auto made = static_cast<double>(std::ssize(sequence->tokens) - sequence->prompt_length);
   // A level that stands in two places hears of the end twice; the first time it knows the sequence.
   if (known_.erase(sequence->key) > 0) {
+    costs_.end_text();
     usual_tokens_ += kRecent * (made - usual_tokens_);
     model_.publish(sequence);
   }
@@ -124,9 +125,14 @@ std::vector<Priced> Level::priced(std::span<Draft* const> drafts) {
     const auto lag = static_cast<double>(drafts[i]->lag);
     const auto made = static_cast<double>(std::ssize(sequence.tokens) - sequence.prompt_length);
     const double left = std::max(usual_tokens_ - made, made);
+    // A drafter that continues others' proposals adds about a token each time, and must catch up
+    // again the next time.
+    const double over = drafts[i]->request.is_first()
+                            ? std::min(lag, left) / std::max(costs_.lag_per_token(), 1.0)
+                            : 1.0;
     priced.push_back({drafts[i], (forward_s + saved[i].saved_s) / (1.0 + saved[i].tokens),
                       costs_.catch_up_seconds(drafts[i]->lag, std::ssize(sequence.tokens), count),
-                      std::max(std::min(lag, left), 1.0)});
+                      std::max(over, 1.0)});
   }
   return priced;
 }
@@ -152,11 +158,13 @@ bool Level::knows(const Sequence& sequence) {
 void Level::extend(std::span<Draft* const> drafts) {
   const double begun = clock_();
   size_t made = 0;
+  int64_t caught_up = 0;
   std::vector<DraftRequest> requests = rests_of(drafts);
   reading_.limit(requests);
   std::vector<Proposal> steps = advance(requests);
   for (size_t i = 0; i < drafts.size(); ++i) {
     made += steps[i].tokens.size();
+    if (drafts[i]->lag <= kLongestProposal) caught_up += drafts[i]->lag;
     drafts[i]->lag = steps[i].is_empty() ? reading_.lag(*requests[i].sequence,
                                                         *model_.context(requests[i].sequence))
                                          : 0;
@@ -165,6 +173,7 @@ void Level::extend(std::span<Draft* const> drafts) {
       steps[i].reached *= policy_.acceptance.own.probability(stated);
     drafts[i]->add(std::move(steps[i]));
   }
+  costs_.add_draft(caught_up, made);
   policy_.charge(drafts, made, clock_() - begun);
 }
 

@@ -14,7 +14,7 @@ constexpr int64_t kTokensAhead = 2;
 void DraftPolicy::pass(std::span<const DraftRequest> requests) {
   // A probe teaches from every sequence of a batch, so the batch waits longer for the next.
   for (const DraftRequest& request : requests)
-    if (request.rows == request.sharing)  // a proposal's later parts belong to the same round
+    if (request.is_first())  // a proposal's later parts belong to the same round
       probes_.pass(request.token_value_s / static_cast<double>(request.sharing));
 }
 
