@@ -13,8 +13,8 @@ from specqd.hub import shipped_model
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 TEXTS = ["def mean(values):\n    return sum(values) / len(values)\n", "import json\n" * 20]
-# Words after the command. MODEL is the shipped model, PROMPTS a file, PYTHON this interpreter.
 TWICE = "--tolerance 1 --sittings 1 --pairs 2 PYTHON PYTHON"
+# Words after the command. MODEL is the shipped model, PROMPTS a file, PYTHON this interpreter.
 TABLES = {
     "acceptance": "MODEL --prompts PROMPTS -n 8 --temperature 0 --format mxfp4",
     "block_drafters": "MODEL --rounds 1 --prompt 64",
