@@ -1,4 +1,4 @@
-"""Every benchmark runs to its end on a small model, and writes its table."""
+"""Benchmarks run to their end on a small model, and write their tables."""
 
 import json
 import os
@@ -70,7 +70,3 @@ def test_a_recorded_policy_is_replayed(prompts: Path, tmp_path: Path) -> None:
     words = [str(shipped_model()), "--prompts", str(many), "-n", "8", "-o", record]
     run("policy", ["record", *words])
     assert "auto" in run("policy", ["replay", record])
-
-
-def test_a_soaked_server_keeps_its_memory() -> None:
-    assert run("soak", ["--requests", "40"])
