@@ -75,7 +75,7 @@ class ReadingCosts {
 class TokenRate {
  public:
   void add(double tokens, double seconds);
-  void fade();
+  void fade();  // the next tokens may take less
   // 1 / rate; none before anything was made.
   std::optional<double> seconds_per_token() const;
 

@@ -164,6 +164,7 @@ void Level::extend(std::span<Draft* const> drafts) {
   std::vector<Proposal> steps = advance(requests);
   for (size_t i = 0; i < drafts.size(); ++i) {
     made += steps[i].tokens.size();
+    // A longer lag is a prompt, or a pause after which it may draft alone.
     if (drafts[i]->lag <= kLongestProposal) caught_up += drafts[i]->lag;
     drafts[i]->lag = steps[i].is_empty() ? reading_.lag(*requests[i].sequence,
                                                         *model_.context(requests[i].sequence))

@@ -19,7 +19,7 @@ class LevelCosts {
   void begin(const MeasuredCosts& measured);
   // Learns from a forward of a prompt's rows, with so many positions before them, summed over rows.
   void add_reading(int64_t rows, double positions, double seconds);
-  // Learns from a forward of drafts, which read so many tokens of others first.
+  // Learns from a forward of drafts that made `tokens`, and first read `lag` that it had missed.
   void add_draft(int64_t lag, size_t tokens) {
     lags_.add(static_cast<double>(tokens), static_cast<double>(lag));
   }
@@ -32,8 +32,8 @@ class LevelCosts {
   // Seconds to read the last `lag` of a sequence's `length` tokens, in a batch of `count`. A short
   // lag adds rows to a forward; a long one takes forwards of its own.
   double catch_up_seconds(int64_t lag, int64_t length, size_t count);
-  // Tokens of others that the level lately read for each that it drafted. Much, if it takes turns
-  // with other drafters.
+  // Missed tokens that the level lately read for each that it drafted: more than one if it takes
+  // turns with other drafters, next to none if it drafts alone.
   double lag_per_token() const { return lags_.seconds_per_token().value_or(0.0); }
   // Seconds that a token takes in a batch of `count` sequences, and so the value of one more. It is
   // never more than plain decoding takes: drafts that lose time must not raise the value. Without
@@ -43,7 +43,7 @@ class LevelCosts {
  private:
   ReadingCosts reading_;
   std::map<size_t, TokenRate> rates_;  // by the size of the batch
-  TokenRate lags_;                     // tokens read, instead of seconds
+  TokenRate lags_;                     // its "seconds" are missed tokens that were read
 };
 
 }  // namespace specqd
