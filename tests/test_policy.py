@@ -35,6 +35,15 @@ def test_row_costs_are_interpolated_and_extended() -> None:
     assert costs.seconds(1009) == pytest.approx(202.6)
 
 
+def test_rows_beyond_those_measured_become_dearer_with_the_others() -> None:
+    """Behind a long context all rows are; forwards of many rows may not have come yet."""
+    costs = RowCosts()
+    costs.begin({1: 1.0, 5: 1.2})
+    for rows in (1, 3, 5) * 90:
+        costs.add(rows, 1.0 + 0.2 * (rows - 1))
+    assert costs.seconds(25) - costs.seconds(5) == pytest.approx(20 * 0.2, rel=0.2)
+
+
 def test_an_outlier_counts_for_twice_the_cost_expected() -> None:
     costs = RowCosts()
     costs.begin({1: 1.0, 9: 2.6})

@@ -40,7 +40,7 @@ void RowCosts::add(int64_t rows, double seconds) {
   const double error = std::min(seconds, kOutlier * expected) - expected;
   const double step = (error > 0.0 ? kRecent : kFaster) * error;
   if (const double further = beyond(count); further > 0.0) {
-    slope_s_ = std::max(slope_s_ + step / further, 0.0);
+    slope_s_ = std::max(slope_s_ + step / (more_factor_ * further), 0.0);
     return;
   }
   const double more = expected - first_s_, weighed = kFurtherWeight * more;
@@ -51,7 +51,7 @@ void RowCosts::add(int64_t rows, double seconds) {
 
 double RowCosts::seconds(double rows) const {
   if (measured_.empty()) return 0.0;
-  return first_s_ + more_factor_ * measured_more(rows) + slope_s_ * beyond(rows);
+  return first_s_ + more_factor_ * (measured_more(rows) + slope_s_ * beyond(rows));
 }
 
 double RowCosts::measured_more(double rows) const {

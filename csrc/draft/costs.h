@@ -17,11 +17,11 @@ namespace specqd {
 using MeasuredCosts = std::map<int64_t, double>;  // seconds by number of rows
 
 // Seconds of a forward by its number of rows: a measured curve, whose first row and whose further
-// rows have each become dearer or cheaper by a factor, and then a slope. A sample changes the
-// factors by what they contribute to it, or the slope. The factor of further rows changes more: a
-// long context makes these several times as dear, the first row only a little. Interference only
-// adds time: so faster samples weigh more, and none counts for more than twice what was expected.
-// More rows never cost less.
+// rows have each become dearer or cheaper by a factor, and then a slope, which the second factor
+// scales, too. A sample changes the factors by what they contribute to it, or the slope. The factor
+// of further rows changes more: a long context makes these several times as dear, the first row
+// only a little. Interference only adds time: so faster samples weigh more, and none counts for
+// more than twice what was expected. More rows never cost less.
 class RowCosts {
  public:
   // Starts from seconds by rows, of one row at least.
