@@ -87,8 +87,7 @@ def decode(
         ]
         for i, step in zip(active, level.advance(requests), strict=True):
             assert step.tokens
-            rows = level.model.decoder.logits()
-            logits[i] += list(rows[step.row : step.row + len(step.tokens)])
+            logits[i] += list(level.model.decoder.logits(step.row, step.row + len(step.tokens)))
             sequences[i].tokens.extend(step.tokens)
     for sequence in sequences:
         level.release(sequence)

@@ -63,6 +63,25 @@ def test_prompt_logprobs_are_exact_in_parts_of_any_size(
     assert cache.free_pages == cache.total_pages
 
 
+@pytest.mark.parametrize(("others", "draft"), [(15, "fp4:k=24"), (600, "none")])
+def test_scored_prompts_and_proposals_fit_into_a_forward(
+    chat_model: Path, rng: np.random.Generator, others: int, draft: str
+) -> None:
+    """All of their rows have logits, so they cannot be divided."""
+    llm = LLM(chat_model, draft, threads=1, cache_positions=(others + 10) * 64)
+    engine = Engine(llm.engine.level, llm.tokenizer, eos_token_ids=[], max_batch=512)
+    params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True).resolved(llm.defaults)
+    prompt = rng.integers(0, 256, 400).tolist()
+    running = engine.submit(GenerationRequest([[token % 256] for token in range(others)], params))
+    while not any(each.count for each in running):
+        engine.step()
+    asked = replace(params, max_tokens=1, prompt_logprobs=0)
+    [scored] = engine.submit(GenerationRequest([prompt], asked))
+    run_to_end(engine)
+    check_logprobs(llm, prompt, scored.prompt_logprobs, 0)
+    assert all(each.count == 40 for each in running)
+
+
 def test_cancelling_one_sample_leaves_the_others_logprobs_exact(
     llm: LLM, rng: np.random.Generator
 ) -> None:

@@ -232,11 +232,17 @@ void bind_forward(nb::module_& m) {
           "The part of the output head that drafts for this model read.")
       .def(
           "logits",
-          [](const Decoder& decoder) {
+          [](const Decoder& decoder, int64_t first, std::optional<int64_t> last) {
             const Exclusive use(&decoder);
-            return copy_logits(decoder, decoder.spec().vocabulary);
+            const int64_t rows = decoder.logit_rows(), end = last.value_or(rows);
+            if (first < 0 || first > end || end > rows)
+              throw std::invalid_argument("the last forward did not compute these rows of logits");
+            return copy_rows(end - first, decoder.spec().vocabulary,
+                             [&](int64_t row) { return decoder.logits(first + row); });
           },
-          "Returns a copy of the last forward's logits, [rows, vocabulary] float32.")
+          "first"_a = 0, "last"_a = nb::none(),
+          "Returns a copy of the last forward's logits from row `first` to before row `last`,\n"
+          "[rows, vocabulary] float32.")
       .def(
           "hidden",
           [](const Decoder& decoder) {

@@ -311,13 +311,15 @@ std::vector<DraftRequest> Level::draft_requests(std::span<const DraftRequest> re
                                                 std::span<const Reading> readings) {
   const size_t count = requests.size();
   const double token_value_s = costs_.seconds_per_token(count);
+  int64_t scored = 0;
+  for (const DraftRequest& request : requests) scored += request.scores;
   std::vector<DraftRequest> draft_requests;
   draft_requests.reserve(count);
   for (size_t i = 0; i < count; ++i) {
     const int64_t start = readings[i].start;
     const bool has_prompt =
         readings[i].is_last && start > 0 && start >= requests[i].sequence->prompt_length - 1;
-    draft_requests.push_back(below(requests[i], count));
+    draft_requests.push_back(below(requests[i], count, scored));
     DraftRequest& request = draft_requests.back();
     if (!has_prompt) request.at_most = 0;
     request.token_value_s = std::min(token_value_s, request.token_value_s);
@@ -325,9 +327,9 @@ std::vector<DraftRequest> Level::draft_requests(std::span<const DraftRequest> re
   return draft_requests;
 }
 
-DraftRequest Level::below(DraftRequest request, size_t count) {
+DraftRequest Level::below(DraftRequest request, size_t count, int64_t scored) {
   const auto sharing = static_cast<int64_t>(count);
-  request.at_most = std::min(request.at_most, model_.max_rows() / sharing) - 1;
+  request.at_most = std::min(request.at_most, (model_.max_rows() - scored) / sharing) - 1;
   request.costs = costs_.forwards.of(count);
   request.rows = request.sharing = sharing;
   request.reads = kAllTokens;

@@ -96,8 +96,8 @@ class Level : public Drafter {
   std::vector<Reading> readings_of(std::span<const DraftRequest> requests);
   std::vector<DraftRequest> draft_requests(std::span<const DraftRequest> requests,
                                            std::span<const Reading> readings);
-  // The request to the drafter, in a batch of `count`.
-  DraftRequest below(DraftRequest request, size_t count);
+  // The request to the drafter, in a batch of `count` whose rows include `scored` of prompts.
+  DraftRequest below(DraftRequest request, size_t count, int64_t scored = 0);
   void keep_known(Proposal& proposal) const;
   std::vector<Rows> rows_of(std::span<const DraftRequest> requests,
                             std::span<const Reading> readings,

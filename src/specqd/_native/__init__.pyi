@@ -412,9 +412,10 @@ class Decoder:
     def partial_head(self) -> PartialHead:
         """The part of the output head that drafts for this model read."""
 
-    def logits(self) -> NDArray[numpy.float32]:
+    def logits(self, first: int = 0, last: int | None = None) -> NDArray[numpy.float32]:
         """
-        Returns a copy of the last forward's logits, [rows, vocabulary] float32.
+        Returns a copy of the last forward's logits from row `first` to before row `last`,
+        [rows, vocabulary] float32.
         """
 
     def hidden(self) -> NDArray[numpy.float32]:

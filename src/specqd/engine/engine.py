@@ -64,7 +64,8 @@ class Engine:
         self._model: Model = level.model
         self.tokenizer = tokenizer
         self.stats = EngineStats()
-        self.scheduler = Scheduler(level, max_batch)
+        most = level.model.max_rows - 1  # a prompt may need a row for its log-probabilities
+        self.scheduler = Scheduler(level, min(max_batch, most))
         self.eos_token_ids = frozenset(eos_token_ids)
         context = min(max_context or self._model.max_positions, self._model.max_positions)
         cached = self.scheduler.max_positions
@@ -224,18 +225,14 @@ class Engine:
     def _finish(self, readings: SequenceOf[Reading], results: SequenceOf[Proposal]) -> int:
         """Records what was read and the verified tokens, and ends sequences that are done; returns
         the number of new tokens."""
-        has_logits = any(
-            each.scores or each.generation.params.logprobs is not None for each in readings
-        )
-        logits = self._model.decoder.logits() if has_logits else None
         before = sum(each.generation.count for each in readings)
         for reading, result in zip(readings, results, strict=True):
             generation = reading.generation
-            if logits is not None:
-                self._score(generation, logits[result.row - reading.scores : result.row])
+            if reading.scores:
+                self._score(generation, self._logits(result.row - reading.scores, result.row))
             self.stats.read_tokens += reading.count
             if reading.is_last:
-                self._accept(generation, result, logits)
+                self._accept(generation, result)
             else:
                 generation.prompt_read = self._num_read(generation)
         return sum(each.generation.count for each in readings) - before
@@ -252,7 +249,11 @@ class Engine:
         for row in rows:
             known.append(self._logprob(row, generation.sequence.tokens[len(known) + 1], top))
 
-    def _accept(self, generation: Generation, result: Proposal, logits: Logits | None) -> None:
+    def _logits(self, first: int, last: int) -> Logits:
+        """A copy of rows of the target's last logits: a round may have many that nobody reads."""
+        return self._model.decoder.logits(first, last)
+
+    def _accept(self, generation: Generation, result: Proposal) -> None:
         """Adds verified tokens to a sequence, up to the one that ends it."""
         sequence, params, verified = generation.sequence, generation.params, result.tokens
         before = generation.count
@@ -274,10 +275,11 @@ class Engine:
             for token in taken:
                 if not sequence.is_stop(token):
                     grammar.accept(token)
-        if params.logprobs is not None and logits is not None:
+        if params.logprobs is not None:
+            rows = self._logits(result.row, result.row + len(taken))
             generation.logprobs += [
-                self._logprob(logits[result.row + i], token, params.logprobs)
-                for i, token in enumerate(taken)
+                self._logprob(row, token, params.logprobs)
+                for row, token in zip(rows, taken, strict=True)
             ]
         if reason is not None:
             self._end(generation, reason)
