@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from specqd import LLM
-from specqd._native import BlockDrafter, DraftRequest, Level
+from specqd._native import BlockDrafter, DraftChoice, DraftRequest, Level
+from specqd.engine.roles import Drafter
 from specqd.model.model import Machine, Model
 from specqd.sampling import SamplingParams as Sampling
 from support.dflash_cases import (
@@ -22,6 +23,7 @@ from support.dflash_cases import (
     read,
 )
 from support.engines import preempt_at_random
+from support.fake_model import FakeDrafter
 from support.families import FAMILY_SHAPES
 from support.head_texts import random_text, texts
 from support.random_dflash import make_drafter, make_repeating_drafter
@@ -205,9 +207,17 @@ def test_flat_predictions_are_sampled_with_less_noise(directory: Path, tmp_path:
 # --- What pays ------------------------------------------------------------------------------------
 
 
-def seconds_per_token(directory: Path, name: str, cost: float, count: int = 300) -> float:
+def seconds_per_token(
+    directory: Path,
+    name: str,
+    cost: float,
+    *,
+    length: int | None = None,
+    beside: Drafter | None = None,
+    count: int = 300,
+) -> float:
     """By a clock that knows only what forwards read: one of the target takes 1 s, a block takes
-    `cost`."""
+    `cost`. beside: a drafter that a choice lists first."""
     target = Model.open(directory / "target", machine=Machine.choose(1), cache_positions=4096)
     head = open_head(directory / name, target)
 
@@ -215,8 +225,9 @@ def seconds_per_token(directory: Path, name: str, cost: float, count: int = 300)
         own = target.bytes_read / target.bytes_per_forward
         return own + cost * head.bytes_read / head.bytes_per_forward
 
-    drafter = BlockDrafter(head, name="head", clock=clock)
-    level = Level(target, drafter, clock=clock)
+    drafter = BlockDrafter(head, length=length, name="head", clock=clock)
+    choice = drafter if beside is None else DraftChoice([beside, drafter])
+    level = Level(target, choice, clock=clock)
     level.measure()
     sequence = new_sequence([5, 6, 7])
     begun = clock()
@@ -235,3 +246,8 @@ def test_a_useless_drafter_is_tried_for_little_time(directory: Path) -> None:
 def test_a_drafter_that_is_right_pays(directory: Path) -> None:
     assert seconds_per_token(directory, "repeating", cost=0.2) < 0.5
     assert seconds_per_token(directory, "repeating", cost=1.0) < 0.7
+
+
+def test_a_choice_takes_a_drafter_of_fixed_length_that_pays(directory: Path) -> None:
+    beside = FakeDrafter()  # proposes nothing
+    assert seconds_per_token(directory, "repeating", cost=0.2, length=7, beside=beside) < 0.5

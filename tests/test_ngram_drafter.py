@@ -96,6 +96,18 @@ def test_a_token_is_worth_no_more_than_its_round_takes_per_token() -> None:
     assert length(0.4) < length(1.0)
 
 
+def test_a_fixed_length_is_worth_what_its_tokens_save() -> None:
+    """Otherwise no choice would ever take it."""
+    sequence = sequence_of([1, 2, 3, 1, 2, 3, 1, 2])
+    for row_seconds, token_value_s in ((0.01, 1.0), (2.0, 1.0), (0.01, inf)):
+        request = DraftRequest(sequence, 16, token_value_s, costs=costs_of(row_seconds))
+        [(worth, tokens)] = NgramDrafter(length=6).values([request])
+        assert (worth > 0.0) == (row_seconds < 1.0 and token_value_s < inf)
+        assert tokens > 0.0
+        [proposal] = NgramDrafter(length=6).propose([request])
+        assert len(proposal.tokens) == 6
+
+
 def test_rejections_shorten_what_is_proposed() -> None:
     drafter, sequence = NgramDrafter(), sequence_of([1, 2, 3] * 5)
     request = DraftRequest(sequence, 16, token_value_s=1.0, costs=costs_of(0.2))

@@ -88,11 +88,12 @@ BlockDrafter::Plan BlockDrafter::plan(const DraftRequest& request, size_t count)
   return plan;
 }
 
-// The number of rows whose tokens are expected to save most, in a batch of `count` blocks.
+// The number of rows whose tokens are expected to save most, in a batch of `count` blocks; all if
+// the length is fixed.
 void BlockDrafter::choose_rows(const DraftRequest& request, size_t count, int64_t longest,
                                Plan& plan) {
   const int64_t all = longest + 1;
-  if (keeps_all(request)) {
+  if (request.token_value_s == kAlwaysDraft) {
     plan.rows = all;
     return;
   }
@@ -110,8 +111,8 @@ void BlockDrafter::choose_rows(const DraftRequest& request, size_t count, int64_
     const int64_t rows = enough == kRows.end() ? all : std::min(*enough, all);
     const double saved = tokens * request.token_value_s -
                          request.added_seconds(static_cast<double>(place + 1)) - forward_s(rows);
-    if (saved <= plan.value.saved_s) continue;
-    plan.value = {saved, tokens};
+    if (length_ ? place + 1 < longest : saved <= plan.value.saved_s) continue;
+    plan.value = {std::max(saved, 0.0), tokens};
     plan.rows = rows;
   }
 }

@@ -8,6 +8,7 @@ Value cut_jointly(const DraftRequest& request, std::span<const double> chances, 
                   Proposal& proposal) {
   const double plain_s = request.verification_seconds(0.0);
   const double before = static_cast<double>(request.rows) / static_cast<double>(request.sharing);
+  const bool is_priced = request.token_value_s < kAlwaysDraft;
   double reached = 1.0, accepted = 0.0, saved = 0.0;
   size_t best = 0;
   Value value;
@@ -19,7 +20,7 @@ Value cut_jointly(const DraftRequest& request, std::span<const double> chances, 
     saved += reached * std::min(request.token_value_s, per_token_s);
     const double net = saved - (round_s - plain_s);
     if (!keeps_all && net <= value.saved_s) continue;
-    value = {keeps_all ? 0.0 : net, accepted};
+    value = {is_priced ? std::max(net, 0.0) : 0.0, accepted};
     proposal.reached = reached;
     best = count;
   }
