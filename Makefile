@@ -68,13 +68,14 @@ test-slow: build $(VENV)/with-serve+test
 
 test-all: test test-slow
 
-# Ray has 70 packages, so it gets an environment of its own. No cluster is started.
+# Ray and the lm-evaluation-harness have many packages, so they get an environment of their own. No
+# cluster is started.
 test-ray: dist/built
 	test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)
 	$(RAY)/bin/pip install $(QUIET_PIP) --force-reinstall --no-deps dist/specqd-*.whl
-	$(RAY)/bin/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[ray]" \
+	$(RAY)/bin/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[ray,eval]" \
 		pytest hypothesis kubernetes-validate py-rattler-build
-	$(RAY)/bin/python -m pytest tests/test_ray.py tests/test_deploy.py
+	$(RAY)/bin/python -m pytest tests/test_ray.py tests/test_deploy.py tests/test_lm_eval.py
 
 # The clients of docs/clients.md, in an environment of their own: some of them are large. Needs npm.
 # Their bounds contradict each other (LiteLLM wants an older openai), so pip takes them one by one.

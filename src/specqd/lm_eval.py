@@ -64,19 +64,22 @@ class SpecqdLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        return self._named_token("eos_token_id", "bos_token_id")
+        return self._named_token("eos_token", "bos_token")
 
     @property
     def prefix_token_id(self) -> int:
         """The token that precedes a text without context."""
-        return self._named_token("bos_token_id", "eos_token_id")
+        return self._named_token("bos_token", "eos_token")
 
     def _named_token(self, *names: str) -> int:
+        tokenizer = self._llm.tokenizer
         for name in names:
-            token: int | None = getattr(self._llm.tokenizer, name)
-            if token is not None:
+            if (token := tokenizer.id_of(tokenizer.named_tokens.get(name))) is not None:
                 return token
-        raise ConfigError(f"{self._llm.directory}: the tokenizer names neither bos nor eos token")
+        raise ConfigError(
+            f"{self._llm.directory}: the tokenizer names neither a bos nor an eos token; add "
+            "one to its tokenizer_config.json"
+        )
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: object
