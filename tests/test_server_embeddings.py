@@ -1,5 +1,6 @@
 """/v1/embeddings: the vectors of the Python API, also while others generate."""
 
+import asyncio
 import base64
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from specqd import LLM
+from specqd.server.embeddings import CacheMemory
 from support.embedding_models import as_base_model, write_prompts
 from support.fixtures import a_server
 from support.openai_client import COMPLETIONS, client_of
@@ -121,3 +123,40 @@ def test_embeddings_and_completions_at_once_get_what_they_get_alone(
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(ask, range(24)))
+
+
+def test_runs_wait_in_order_until_their_keys_and_values_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("specqd.server.embeddings.usable_memory", lambda: 100)
+    begun: list[int] = []
+
+    async def hold(memory: CacheMemory, size: int, until: asyncio.Event) -> None:
+        async with memory.held(size):
+            begun.append(size)
+            await until.wait()
+
+    async def run() -> None:
+        memory, ends = CacheMemory(), [asyncio.Event() for _ in range(4)]
+        sizes = (60, 30, 70, 5)
+        tasks = [
+            asyncio.create_task(hold(memory, size, end))
+            for size, end in zip(sizes, ends, strict=True)
+        ]
+        await asyncio.sleep(0.01)
+        assert begun == [60, 30]
+        ends[1].set()
+        await asyncio.sleep(0.01)
+        assert begun == [60, 30]
+        tasks[2].cancel()
+        await asyncio.sleep(0.01)
+        assert begun == [60, 30, 5]
+        tasks[2] = asyncio.create_task(hold(memory, 200, ends[2]))
+        ends[0].set()
+        ends[3].set()
+        await asyncio.sleep(0.01)
+        assert begun == [60, 30, 5, 200]  # alone it begins, and may be refused
+        ends[2].set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(run())

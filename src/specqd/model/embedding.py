@@ -63,6 +63,12 @@ class EmbeddingRun:
         self.num_tokens = sum(map(len, texts))
 
     @property
+    def cache_bytes(self) -> int:
+        """Memory that the keys and values may take."""
+        states = self._most_texts * self._cache.state_bytes if self._cache.has_states else 0
+        return self._cache.total_pages * self._cache.page_bytes + states
+
+    @property
     def is_done(self) -> bool:
         return not self._waiting and self._begun is None
 

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
+from specqd._native import usable_memory
 from specqd.llm.embedding import Embedder
 from specqd.model.embedding import EmbeddingRun
 from specqd.openai.answers import Usage
@@ -22,7 +24,31 @@ if TYPE_CHECKING:
 PATH = "/v1/embeddings"
 
 
+class CacheMemory:
+    """Lets runs begin, in order, while the keys and values of all fit into the free memory."""
+
+    def __init__(self) -> None:
+        self._taken = 0  # bytes of the runs that have begun
+        self._turn, self._freed = asyncio.Lock(), asyncio.Event()
+
+    @asynccontextmanager
+    async def held(self, size: int) -> AsyncIterator[None]:
+        async with self._turn:
+            # What these runs have filled is counted twice: it is no longer free either.
+            while self._taken and 0 <= usable_memory() < self._taken + size:
+                self._freed.clear()
+                await self._freed.wait()
+            self._taken += size
+        try:
+            yield
+        finally:
+            self._taken -= size
+            self._freed.set()
+
+
 def add_embeddings(app: FastAPI, front: "Front") -> None:
+    memory = CacheMemory()
+
     @app.post(PATH)
     async def embeddings(request: Request) -> Response:
         parsed = embedding_request(await front.json_of(request))
@@ -33,7 +59,7 @@ def add_embeddings(app: FastAPI, front: "Front") -> None:
         texts = await service.in_turn(body_size, lambda: _encoded(embedder, parsed))
         run = await service.thread.ask(lambda: embedder.begin(texts))
         request.scope[USAGE] = Usage(run.num_tokens)
-        await while_connected(request.receive, _finish(service, run))
+        await while_connected(request.receive, _finish(service, run, memory))
         if not run.is_done:
             return Response()  # which no one reads
 
@@ -49,8 +75,9 @@ def _encoded(embedder: Embedder, parsed: EmbeddingRequest) -> Sequence[Sequence[
     return [embedder.encode(each, parsed.prompt_name) for each in parsed.inputs]
 
 
-async def _finish(service: Service, run: EmbeddingRun) -> None:
+async def _finish(service: Service, run: EmbeddingRun, memory: CacheMemory) -> None:
     """Runs all forwards."""
     engine = service.engine
-    while not run.is_done:
-        await service.thread.ask(lambda: run.step(engine.rows_beside()))
+    async with memory.held(run.cache_bytes):
+        while not run.is_done:
+            await service.thread.ask(lambda: run.step(engine.rows_beside()))
