@@ -1,6 +1,7 @@
 """What a chat's answer says, in Python: reasoning, content and calls of tools."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,16 @@ def test_special_tokens_mark_calls_and_stay_out_of_the_text(tmp_path: Path, seed
     assert calls_of(result.reply) == EXPECTED["B"][1]
 
 
+def test_a_string_that_ends_the_text_ends_the_reply(tmp_path: Path, seed: int) -> None:
+    scripts = {"B": CALLING["B"]}
+    model = make_scripted_model(tmp_path / "model", scripts, HERMES, seed, SPECIAL)
+    params = replace(PARAMS, stop=["look"])
+    result = LLM(model, "none", threads=1).chat(ASKED, params, tools=TOOLS, script="B")
+    assert result.text == "Let me "
+    assert result.reply is not None
+    assert result.reply.content.strip() == "Let me"
+
+
 def test_the_message_of_a_reply_and_its_results_continue_the_chat(
     tmp_path: Path, seed: int
 ) -> None:
@@ -108,6 +119,15 @@ def test_arguments_that_are_no_object_are_kept_as_written() -> None:
     assert call == ToolCall(call.id, "stop", None, '{"is_now": tr')
     assert len(call.id) == 9
     assert call.id.isalnum()
+
+
+@pytest.mark.parametrize("name", ["messages", "self"])
+def test_variables_of_the_template_that_are_its_own_are_refused(
+    small_model: Path, name: str
+) -> None:
+    llm = LLM(small_model, "none", threads=1)
+    with pytest.raises(FieldError, match=f"chat_template_kwargs: {name} cannot be set"):
+        llm.chat(ASKED, PARAMS, chat_template_kwargs={name: []})
 
 
 @pytest.mark.parametrize("tools", [[{"name": "stop"}], "stop", [print], 3])

@@ -68,11 +68,15 @@ class Chat:
         return Reply.of(reader.read(text, is_last=True), f"{self.prompt}{text}")
 
     def _whole_text(self, completion: Completion) -> str:
-        """The text with the special tokens that mark its parts, but without the one at its end."""
+        """The text with the special tokens that mark its parts, but without what ended it."""
         tokens = completion.tokens
         if completion.finish_reason == "stop" and tokens[-1:] and self._ends(tokens[-1]):
             tokens = tokens[:-1]
-        return self._tokenizer.decode(tokens, skip_special_tokens=False)
+        whole = self._tokenizer.decode(tokens, skip_special_tokens=False)
+        shown = self._tokenizer.decode(tokens)
+        if shown.startswith(completion.text):  # what follows it is a string that ends answers
+            whole = whole.removesuffix(shown[len(completion.text) :])
+        return whole
 
     def _ends(self, token: int) -> bool:
         return token in self._tokenizer.special_ids
@@ -125,4 +129,7 @@ def _variables(given: object, words: Mapping[str, Any]) -> dict[str, Any]:
     for name in words:
         if is_sampling(name):
             raise FieldError(name, f"goes into SamplingParams({name}=...), the second argument")
-    return {**(given or {}), **words}
+    variables = {**(given or {}), **words}
+    if reserved := {"messages", "self"} & set(variables):
+        raise FieldError("chat_template_kwargs", f"{min(reserved)} cannot be set; leave it out")
+    return variables
