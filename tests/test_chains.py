@@ -21,6 +21,7 @@ from specqd.errors import (
 from specqd.formats.fp4 import DraftFormat
 from specqd.llm.draft_words import DraftSpec, parse_chain
 from specqd.model.model import Model, Precision
+from specqd.text.text_file import json_lines
 from support.random_models import Shape, change_model, make_model, swap_tokens
 from support.refusals import refused
 
@@ -376,3 +377,10 @@ def test_a_small_model_of_a_shorter_context_stops_at_its_end(
         drafted = plain.with_draft(chain)
         assert generate(drafted) == expected, chain
         assert models_of(drafted)[-1].config.max_positions == 64
+
+
+def test_lines_of_json_may_hold_other_ends_of_lines() -> None:
+    """JSON permits these characters within strings."""
+    lines = '{"text": "a\u2028b\u0085"}\r\n\n{"text": "c"}'
+    found = [(value["text"], place) for value, place in json_lines(lines, "file")]
+    assert found == [("a\u2028b\u0085", "file: line 1"), ("c", "file: line 3")]

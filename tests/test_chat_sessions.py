@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specqd.cli.chat_files import read_chat
+from specqd.cli.chat_files import read_chat, replace_file
 from specqd.cli.conversation import Conversation, Turn, prompt_with_room
 from specqd.errors import RequestError
 from specqd.text.tokenizer import Tokenizer
@@ -272,3 +272,13 @@ def test_reasoning_is_folded_and_markdown_drawn(
         session.expect("Let me see, it is four.")  # no command could show it later
         session.expect("It is four, 2 + 2.")
         assert session.wait() == 0
+
+
+def test_a_file_that_cannot_be_replaced_stays_and_leaves_nothing_else(tmp_path: Path) -> None:
+    kept = tmp_path / "chat"
+    kept.mkdir()  # in place of a file
+    with pytest.raises(RequestError, match="cannot be written"):
+        replace_file(kept, "{}")
+    assert list(tmp_path.iterdir()) == [kept]
+    replace_file(tmp_path / "new", "text")
+    assert (tmp_path / "new").read_text() == "text"

@@ -1,6 +1,7 @@
 """The plugin of the `llm` command answers as the Python API does."""
 
 import asyncio
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -113,6 +114,9 @@ def test_a_local_path_gets_a_name(
     register_models(lambda model, other: names.append(model.model_id))
     assert "specqd/mine" in names
     assert SpecqdModel("mine").prompt("ab", **OPTIONS).text()
+    dotted = shutil.copytree(chat_model, tmp_path / "Mine-2.5-1B")
+    added = program.invoke(group, ["specqd", "add", str(dotted)])
+    assert added.output.startswith("llm -m specqd/Mine-2.5-1B runs ")
     refused = program.invoke(group, ["specqd", "add", str(tmp_path)])
     assert refused.exit_code == 1
     assert "config.json" in refused.output

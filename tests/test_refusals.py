@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from specqd import _native
+from specqd import LLM, _native
+from specqd.errors import SpecqdError
 from specqd.formats.small_file import MOST_JSON_BYTES, MOST_VOCABULARY_BYTES
 from support.command_line import Refuse, Run, run_program
 from support.random_models import (
@@ -144,6 +145,12 @@ def test_a_pipe_in_place_of_a_file_is_rejected(name: str, model: Path, refused: 
     (model / name).unlink()
     os.mkfifo(model / name)
     assert str(model) in refused()
+
+
+def test_a_pipe_named_as_a_gguf_file_is_rejected(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(SpecqdError, match="is not a file"):
+        LLM(tmp_path / "pipe.gguf")
 
 
 def test_a_model_larger_than_memory_is_rejected(model: Path, refused: Refuse) -> None:

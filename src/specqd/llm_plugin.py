@@ -244,7 +244,7 @@ def register_commands(cli: Any) -> None:
             found = resolve(path.resolve())
         except SpecqdError as error:
             raise click.ClickException(str(error)) from error
-        name = name or found.stem
+        name = name or (found.name if found.is_dir() else found.stem)
         named = {**_named_paths(), name: str(found)}
         _names_file().write_text(json.dumps(named, indent=1) + "\n", encoding="utf-8")
         click.echo(f"llm -m specqd/{name} runs {found}")

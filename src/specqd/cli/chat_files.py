@@ -62,8 +62,14 @@ def replace_file(path: Path, text: str) -> None:
         with NamedTemporaryFile(  # made with mode 0600
             "w", encoding="utf-8", errors="backslashreplace", dir=path.parent, delete=False
         ) as file:
-            file.write(text)
-        os.replace(file.name, path)
+            written = Path(file.name)
+            try:
+                file.write(text)
+                file.close()
+                written.replace(path)
+            except BaseException:
+                written.unlink(missing_ok=True)
+                raise
     except OSError as error:
         problem = f"{path}: cannot be written ({error.strerror}); make room or allow it"
         raise RequestError(problem) from error

@@ -23,7 +23,9 @@ class MappedFile:
 
     @classmethod
     def open(cls, path: Path) -> "MappedFile":
-        """Maps the file. Raises TensorError if it is empty or cannot be read."""
+        """Maps the file. Raises TensorError if it is empty, cannot be read or is no file."""
+        if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
+            raise TensorError(f"{path}: is not a file; name a file of weights")
         try:
             with path.open("rb") as file:
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

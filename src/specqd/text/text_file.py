@@ -21,7 +21,7 @@ def read_text_file(path: Path, remedy: str) -> str:
 def json_lines(content: str, name: str) -> Iterator[tuple[Any, str]]:
     """The values of all lines that are not blank, each with its place for messages: the file's
     name and the line's number. Raises RequestError of one line."""
-    for number, line in enumerate(content.splitlines(), 1):
+    for number, line in enumerate(content.split("\n"), 1):  # other ends of lines may be in strings
         if line.strip():
             place = f"{name}: line {number}"
             try:
