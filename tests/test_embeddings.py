@@ -211,6 +211,10 @@ def test_shorter_vectors_are_the_beginnings_of_long_ones(tmp_path: Path) -> None
     llm = LLM(directory, threads=1)
     assert llm.embed("x", dimensions=32).shape == (1, 32)
     assert "16, 32" in refused(FieldError, llm.embed, "x", dimensions=8)
+    change_model(directory, matryoshka_dimensions="x")
+    assert str(directory / "config.json") in refused(
+        ConfigError, LLM(directory, threads=1).embed, "x"
+    )
 
 
 def test_texts_of_no_tokens_and_long_ones_are_refused(tmp_path: Path) -> None:

@@ -169,10 +169,12 @@ class Fields:
 
     def token_ids(self, name: str, most: int | None = None) -> tuple[int, ...]:
         """A list of token ids, empty where it is absent."""
-        ids = token_ids(self.within + name, self.values.get(name, []))
+        ids: list[int] = self._typed(name, list, "a list of token ids") or []
+        if not all(type(token) is int for token in ids):
+            raise self.wrong(name, "a list of token ids")
         if most is not None and len(ids) > most:
             raise self.error(name, f"has {len(ids)} token ids; give at most {most}")
-        return ids
+        return tuple(ids)
 
     def _typed(self, name: str, kind: type[T], expected: str) -> T | None:
         value = self.get(name)

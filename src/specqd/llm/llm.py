@@ -291,8 +291,9 @@ class LLM:
         embedder = self.embedder()
         dimensions = embedder.check_dimensions(dimensions)
         many = inputs.prompts_of(texts, "texts")
+        encoded = [embedder.encode(each, prompt_name) for each in many]
         with self.turns.alone():
-            run = embedder.begin([embedder.encode(each, prompt_name) for each in many])
+            run = embedder.begin(encoded)
         while not run.is_done:
             with self.turns.alone():
                 run.step(self.engine.rows_beside())

@@ -64,12 +64,11 @@ class AnswerResponse(Response):
             async for update in self._updates():
                 for event in answer.events_of(update):
                     yield written(event)
+            for event in answer.ending():
+                yield written(event)
         except SpecqdError as error:
             for event in answer.failure(problem_of(error).described()):
                 yield written(event)
-            return
-        for event in answer.ending():
-            yield written(event)
 
     async def _updates(self) -> AsyncIterator[Update]:
         usage = self._answer.usage
