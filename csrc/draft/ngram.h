@@ -46,7 +46,7 @@ class NgramIndex {
   // repeating sequence is continued without end. Each token's confidence is the weight of those
   // that agree on it, among all that agreed so far and two tokens' worth of doubt; a place weighs
   // its match's length to the power 1.5. That fits how often such matches held on code and on
-  // prose, at temperatures of 0 and 0.8 (benchmarks/ngram.py).
+  // prose, at temperatures of 0 and 0.8.
   //
   // Where the corpus has a longer match than this sequence, it alone is used.
   ScoredTokens propose(std::span<const int32_t> guesses, Limits limits,

@@ -42,9 +42,10 @@ def draft_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "small model if one is known or --small names it, n-grams, and heads that are named after "
         "it), none, or a chain, outermost first, one option per level: fp4 (the model's own "
         "weights in 4 bits), mxfp4 (the same in MXFP4), MODEL[:bf16|:fp4|:mxfp4], "
-        "head:DIR[:bf16|:fp4] (a trained EAGLE-3 head, DFlash or DFlash2 drafter; a directory or "
-        "owner/name), mtp[:bf16|:fp4] (the model's own MTP layer), ngram[:FILE]; A|B for two side "
-        "by side; :k=N at the end fixes the draft length. Changes the speed, never the text.",
+        "head:DIR[:bf16|:fp4|:mxfp4] (a trained EAGLE-3 head, DFlash or DFlash2 drafter; a "
+        "directory or owner/name), mtp[:bf16|:fp4|:mxfp4] (the model's own MTP layer), "
+        "ngram[:FILE]; A|B for two side by side; at the end :k=N fixes the draft length and "
+        ":context=N|all what a draft reads of a long context. Changes the speed, never the text.",
     )
     return chain(
         small_options(

@@ -167,7 +167,7 @@ def serve(
     machine: MachineChoice,
     **sampling: Any,
 ) -> None:
-    """Serve models over OpenAI's HTTP API.
+    """Serve models over OpenAI's and Anthropic's HTTP APIs.
 
     Completions and chats, streamed or whole; a chat page at /, Prometheus metrics at /metrics.
     Without --host, only this machine can connect. Sampling options are for requests that set none;

@@ -16,7 +16,8 @@ _OPTIONS = {
 }
 KNOWN = (
     "auto, none, fp4[:k=N], mxfp4[:k=N], MODEL[:bf16|:fp4|:mxfp4][:k=N], "
-    "head:DIR[:bf16|:fp4][:k=N], mtp[:bf16|:fp4][:k=N], ngram[:FILE][:k=N], A|B"
+    "head:DIR[:bf16|:fp4|:mxfp4][:k=N], mtp[:bf16|:fp4|:mxfp4][:k=N], ngram[:FILE][:k=N], "
+    "A|B"
 )
 _HEADS_VERIFY = "heads verify no tokens"
 _LAST = {"ngram": "n-grams read no weights", "head": _HEADS_VERIFY, "mtp": _HEADS_VERIFY}
@@ -69,7 +70,9 @@ class DraftSpec:
             return cls(word, "ngram", rest)
         if kind == "mtp":
             if colon and rest not in ("bf16", *_FORMATS):
-                raise refused(word, f"{rest!r} is not understood; write mtp[:bf16|:fp4][:k=N]")
+                raise refused(
+                    word, f"{rest!r} is not understood; write mtp[:bf16|:fp4|:mxfp4][:k=N]"
+                )
             read = Precision.EXACT if rest == "bf16" else Precision.FP4
             return cls(word, "mtp", precision=read, format=_FORMATS.get(rest))
         if kind in _FORMATS:
