@@ -134,13 +134,13 @@ def _summarised(experiment: Experiment) -> dict[str, Any]:
         "sittings": experiment.sittings,
         "rounds": len({each.prompt for each in experiment.rounds}),
         "bandwidth_gb_per_s": bandwidth,
-        "arms": [_of_arm(experiment, arm, measured) for arm in measured],
+        "arms": [_of_arm(experiment, arm) for arm in measured],
         "failed_rounds": {name: count for name, count in experiment.failed.items() if count},
         "specqd_over": _ratios(experiment, measured),
     }
 
 
-def _of_arm(experiment: Experiment, arm: Arm, measured: Sequence[Arm]) -> dict[str, Any]:
+def _of_arm(experiment: Experiment, arm: Arm) -> dict[str, Any]:
     runs = [r.runs[arm.name] for r in experiment.rounds if arm.name in r.runs]
     plain = Arm(arm.engine, arm.weights).name
     out: dict[str, Any] = {"name": arm.name, "kind": arm.kind, "engine": arm.engine}

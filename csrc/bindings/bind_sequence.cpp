@@ -113,8 +113,6 @@ void bind_tokens(nb::module_& m) {
           nb::rv_policy::reference_internal)
       .def_ro("sampler", &Sequence::sampler)
       .def_ro("prompt_length", &Sequence::prompt_length)
-      .def_ro("is_sampled", &Sequence::is_sampled)
-      .def_ro("num_guesses", &Sequence::num_guesses)
       .def_rw("stop_ids", &Sequence::stop_ids)
       .def_rw("cache_salt", &Sequence::cache_salt)
       .def_rw("reuses_prefixes", &Sequence::reuses_prefixes)

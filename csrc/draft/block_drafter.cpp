@@ -190,10 +190,9 @@ std::vector<Proposal> BlockDrafter::propose(std::span<const DraftRequest> reques
 // Where no block is expected to pay, tries a whole one within the budget, to learn whether it does.
 void BlockDrafter::probe(std::span<const DraftRequest> requests, std::span<Plan> plans) {
   if (length_) return;
-  const auto count = static_cast<double>(requests.size());
   for (const DraftRequest& request : requests)
-    if (request.rows == request.sharing && request.token_value_s < kAlwaysDraft)
-      probes_.pass(request.token_value_s / count);
+    if (request.is_first() && request.token_value_s < kAlwaysDraft)
+      probes_.pass(request.token_value_s / static_cast<double>(request.sharing));
   if (std::ranges::any_of(plans, [](const Plan& each) { return each.rows > 0; })) return;
   for (size_t i = 0; i < plans.size(); ++i) {
     const int64_t most = longest(requests[i]);

@@ -83,7 +83,7 @@ class Drafter {
   virtual void follow(std::span<const std::shared_ptr<Sequence>> sequences) { (void)sequences; }
   // Learns that verification accepted the first `accepted` tokens of its proposal.
   virtual void observe(const DraftRequest& request, const Proposal& proposal, size_t accepted) = 0;
-  // Forgets a sequence that has ended.
+  // Forgets a sequence that has ended, or was preempted and will begin again.
   virtual void release(const std::shared_ptr<Sequence>& sequence) = 0;
   // Measures what its forwards cost, if it makes any.
   virtual void measure() {}

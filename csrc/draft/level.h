@@ -117,7 +117,7 @@ class Level : public Drafter {
   LevelCosts costs_;
   LevelReading reading_;
   DraftPolicy policy_;           // of rounds as a drafter
-  double usual_tokens_ = 256.0;  // of texts that ended, without their prompts
+  double usual_tokens_ = 256.0;  // of texts that were released, without their prompts
   bool is_measured_ = false;
   std::unordered_map<int64_t, size_t> known_;  // by sequence: its first tokens that the model has
 };

@@ -90,7 +90,7 @@ def config_fields(gguf: GgufFile) -> Fields:
     values |= _vocabulary(gguf) | _biases(gguf)
     values |= _windows(gguf, architecture)
     if architecture == "qwen35":
-        values |= _recurrent(gguf, architecture, values)
+        values |= _recurrent(gguf, architecture)
     if architecture in _GEMMA_SCALED_BY_HEAD:
         values["query_pre_attn_scalar"] = _gemma_scalar(gguf, architecture, values)
     if architecture == "granite" and "attention_multiplier" not in values:
@@ -124,7 +124,7 @@ def _head_dim(gguf: GgufFile, architecture: str, values: Mapping[str, Any]) -> A
     return key
 
 
-def _recurrent(gguf: GgufFile, architecture: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def _recurrent(gguf: GgufFile, architecture: str) -> dict[str, Any]:
     """Qwen 3.5's recurrent layers and partial rope. Its MTP layers are counted as blocks."""
 
     def number(key: str, least: int = 1) -> int:

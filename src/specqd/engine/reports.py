@@ -154,11 +154,6 @@ class Stats:
     def tokens_per_s(self) -> float:
         return self.decoded_tokens / self.decode_s if self.decode_s else 0.0
 
-    @property
-    def read_tokens_per_s(self) -> float:
-        """Tokens of prompts that were read per second."""
-        return self.read_tokens / self.prefill_s if self.prefill_s else 0.0
-
     def described(self) -> dict[str, Any]:
         """The members of its JSON object."""
         return _named(self, _STATS) | {"levels": [level.described() for level in self.levels]}

@@ -31,7 +31,7 @@ class Drafter(Protocol):
         ...
 
     def release(self, sequence: Sequence) -> None:
-        """Forgets a sequence that has ended."""
+        """Forgets a sequence that has ended, or was preempted and will begin again."""
         ...
 
 
