@@ -9,12 +9,12 @@ from math import ceil
 
 from specqd._native import Level
 from specqd.engine.generation import Generation
+from specqd.model.model import most_scored
 
 MAX_GAP_S = 0.25
 _ENOUGH_TOKENS = 256  # of a forward: more would hardly be read faster
 _OLDEST_SHARE = 0.25  # of a round's time for prompts, so that none waits for ever
 _DECODING_ROWS = 0.25  # of a forward's rows, which sequences that decode may need
-_MOST_LOGITS = 1 << 24  # of one forward that scores prompts: 64 MiB, and 64 MiB for a copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class PromptReader:
     def __init__(self, level: Level, max_gap_s: float, fixed_tokens: int | None) -> None:
         self._level = level
         self._max_rows: int = level.model.max_rows
-        self._max_scores = max(1, _MOST_LOGITS // level.model.vocabulary)
+        self._max_scores = most_scored(level.model.vocabulary)
         self._max_gap_s = max_gap_s
         self._fixed_tokens = fixed_tokens
         self._beside_s = max_gap_s  # for prompts, in rounds in which others decode

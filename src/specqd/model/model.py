@@ -29,7 +29,12 @@ from specqd.model.weights import DecoderWeights, load_weights
 
 MAX_ROWS = 512  # of one forward, by default; longer prompts take several forwards
 _WHOLE_TEXT_ROWS = 2048  # of a model that must read each text in one forward
-_MOST_LOGITS = 1 << 24  # of one forward that scores a prompt: 64 MiB, and 64 MiB for a copy
+_MOST_LOGITS = 1 << 24  # of the scored rows of a forward: 64 MiB, and 64 MiB for a copy
+
+
+def most_scored(vocabulary: int) -> int:
+    """The most rows of a prompt that one forward scores, which limits memory."""
+    return max(1, _MOST_LOGITS // vocabulary)
 
 
 class Precision(Enum):
@@ -274,10 +279,10 @@ class Model(_native.ModelForward):
         logits, to limit memory. Runs only as far as it is iterated.
         """
         done, first = 0, len(tokens) - num_scored
-        most_scored = max(1, min(self.max_rows, _MOST_LOGITS // self.vocabulary))
+        most = min(self.max_rows, most_scored(self.vocabulary))
         while done < len(tokens):
             scored = max(done, first)
-            end = min(len(tokens), scored + most_scored)
+            end = min(len(tokens), scored + most)
             self.forward([Rows(context, context.length, list(tokens[done:end]), end - scored)])
             if end > scored:
                 yield from self.decoder.logits()
