@@ -365,6 +365,19 @@ def test_padding_of_a_vocabulary_changes_nothing(
             assert model.cache.free_pages == model.cache.total_pages
 
 
+def test_masks_of_a_target_hold_for_drafts_with_more_tokens(tmp_path: Path, seed: int) -> None:
+    pytest.importorskip("llguidance", reason="needs the extra structured")
+    make_model(tmp_path / "target", Shape(is_peaked=True, vocab=320, context=256), seed)
+    shape = Shape("qwen2", hidden=48, ffn=90, layers=1, vocab=384, context=256, is_peaked=True)
+    small = make_model(tmp_path / "small", shape, seed)
+    plain = LLM(tmp_path / "target", "none", threads=1)
+    params = SamplingParams(max_tokens=40, temperature=0.8, seed=2, pattern="[a-h]*")
+    expected = plain.generate("ab", params)[0].tokens
+    for chain in (f"{small}:k=3", "fp4"):
+        drafted = plain.with_draft([chain, *([str(small)] if chain == "fp4" else [])])
+        assert drafted.generate("ab", params)[0].tokens == expected
+
+
 def test_a_small_model_of_a_shorter_context_stops_at_its_end(
     directory: Path, tmp_path: Path, seed: int, generate: Generate
 ) -> None:

@@ -66,10 +66,7 @@ ScoredTokens DecoderForward::verify(int64_t row, std::span<const int32_t> propos
   if (row < 0 || row + rows > logit_rows())
     throw std::invalid_argument("the last forward did not compute these rows of logits");
   const std::vector<int32_t> history = sequence->history(proposal);
-  const Masks masks = sequence->masks(proposal);
-  if (masks.width > 0 &&
-      (std::ssize(masks.words) != rows * masks.width || masks.width * 32 < vocabulary()))
-    throw std::invalid_argument("masks must be [proposal + 1, vocabulary / 32]");
+  const Masks masks = sequence->masks(proposal).widened(rows, (vocabulary() + 31) / 32);
   const size_t before = history.empty() ? 0 : history.size() - proposal.size();
   const auto position = std::ssize(sequence->tokens);
   SamplerScratch& scratch = sequence->sampler->scratch;

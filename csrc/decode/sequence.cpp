@@ -1,6 +1,8 @@
 #include "decode/sequence.h"
 
+#include <algorithm>
 #include <atomic>
+#include <stdexcept>
 
 namespace specqd {
 namespace {
@@ -8,6 +10,16 @@ namespace {
 std::atomic<int64_t> next_key = 0;
 
 }  // namespace
+
+Masks Masks::widened(int64_t rows, int64_t least) const {
+  if (width > 0 && std::ssize(words) != rows * width)
+    throw std::invalid_argument("masks must be [proposal + 1, words of a row]");
+  if (width == 0 || width >= least) return *this;
+  Masks wide{std::vector<uint32_t>(static_cast<size_t>(rows * least)), least};
+  for (int64_t row = 0; row < rows; ++row)
+    std::copy_n(words.begin() + row * width, width, wide.words.begin() + row * least);
+  return wide;
+}
 
 Sequence::Sequence(std::span<const int32_t> tokens, std::shared_ptr<Sampler> sampler,
                    int64_t prompt_length)

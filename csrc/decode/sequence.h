@@ -28,6 +28,11 @@ struct ScoredTokens {
 struct Masks {
   std::vector<uint32_t> words;
   int64_t width = 0;  // words per row
+
+  // The same with at least `least` words in each of `rows` rows: a model may have more tokens than
+  // the one for which the masks were made, and these are not allowed. Throws std::invalid_argument
+  // if there are other rows.
+  Masks widened(int64_t rows, int64_t least) const;
 };
 
 // Decides which tokens may follow.
