@@ -372,6 +372,22 @@ def test_all_end_of_turn_tokens_end_the_text(tmp_path: Path, seed: int) -> None:
     assert read_config(path).eos_token_ids == (257, 7)
 
 
+def test_ends_of_turns_are_found_by_their_text_in_files_of_chat_models(
+    tmp_path: Path, seed: int
+) -> None:
+    """llama.cpp's converter leaves them out of some files, such as those of Gemma 3."""
+    path = changed(tmp_path / "m.gguf", tmp_path / "model", seed)
+    tokens = GgufFile.open(path).get("tokenizer.ggml.tokens")
+    assert isinstance(tokens, list)
+    tokens[5] = "<end_of_turn>"
+    for template, expected in (("{{ messages }}", (257, 5)), ("", (257,))):
+        more = {"tokenizer__chat_template": template} if template else {}
+        path = changed(
+            tmp_path / "m.gguf", tmp_path / "model", seed, tokenizer__ggml__tokens=tokens, **more
+        )
+        assert read_config(path).eos_token_ids == expected
+
+
 def test_templates_and_named_tokens_come_from_the_file(tmp_path: Path, seed: int) -> None:
     templates = {
         "tokenizer__chat_template": "{{ bos_token }}{{ messages[0].content }}",

@@ -61,6 +61,8 @@ _SCALING = {  # keys of its rope scaling -> fields of rope_scaling
     "yarn_beta_slow": "beta_slow",
 }
 _EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+# Converters leave these out of some files of chat models, so they are found by their text.
+_ENDS_OF_TURNS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 # Number of layers of each known Gemma -> whether its scores are scaled by head_dim; otherwise by
 # hidden_size / heads, which differs from head_dim in the largest models.
 _GEMMA_SCALED_BY_HEAD = {
@@ -152,6 +154,10 @@ def _vocabulary(gguf: GgufFile) -> dict[str, Any]:
     if embedding is None or len(embedding.shape) != 2:
         raise _error(gguf, "has no embedding, token_embd.weight; it is not a language model")
     ids = [gguf.get(f"tokenizer.ggml.{key}") for key in _EOS_KEYS]
+    if gguf.get("tokenizer.ggml.eot_token_id") is None and gguf.get("tokenizer.chat_template"):
+        tokens = gguf.get("tokenizer.ggml.tokens")
+        if isinstance(tokens, list):
+            ids += [tokens.index(each) for each in _ENDS_OF_TURNS if each in tokens]
     return {
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in gguf.tensors,
