@@ -5,11 +5,22 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from specqd.errors import HubError
-from specqd.hub import SHIPPED, SHORT_NAMES, model_name, resolve, shipped_model
+from specqd.hub import (
+    SHIPPED,
+    SHORT_NAMES,
+    cached_models,
+    expanded,
+    model_name,
+    model_names,
+    remove_cached,
+    resolve,
+    shipped_model,
+)
 from specqd.model.weights import typical_bytes
 from support.command_line import run_program
 from support.fake_hub import FakeHub, commit_of
@@ -211,3 +222,30 @@ def test_a_model_of_the_cache_is_shown_by_its_repository(
     assert model_name(snapshot / "Q8_0" / "x-Q8_0.gguf") == "org/a--b:x-Q8_0"
     monkeypatch.chdir(snapshot)
     assert model_name(Path()) == "123"
+
+
+def test_a_cache_that_cannot_be_read_or_emptied_is_named(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert program("pull", REPOSITORY).returncode == 0
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "file"))
+    (tmp_path / "file").write_text("")
+    assert "the cache cannot be read" in refused(HubError, cached_models)
+    assert SHORT in model_names()
+
+    class Removal:
+        snapshots = (tmp_path,)
+        expected_freed_size = 0
+
+        def execute(self) -> None:
+            """Removes nothing, as for another user's files."""
+
+    found = SimpleNamespace(repo_id="o/m", revisions=[SimpleNamespace(commit_hash="1", refs=())])
+    monkeypatch.setattr("specqd.hub._cached_repositories", lambda: [found])
+    cache = SimpleNamespace(delete_revisions=lambda *commits: Removal())
+    monkeypatch.setattr("huggingface_hub.scan_cache_dir", lambda: cache)
+    assert "could not be removed; allow writing" in refused(HubError, remove_cached, "o/m")
+
+
+def test_a_home_directory_that_does_not_exist_is_named() -> None:
+    assert "~nobody-of-this-name/x" in refused(HubError, expanded, "~nobody-of-this-name/x")

@@ -5,6 +5,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -282,3 +284,44 @@ def test_a_file_that_cannot_be_replaced_stays_and_leaves_nothing_else(tmp_path: 
     assert list(tmp_path.iterdir()) == [kept]
     replace_file(tmp_path / "new", "text")
     assert (tmp_path / "new").read_text() == "text"
+
+
+def test_a_file_that_cannot_be_written_whole_is_removed(tmp_path: Path) -> None:
+    pytest.importorskip("resource")
+    script = (
+        "import resource, signal, sys; from pathlib import Path;"
+        "from specqd.cli.chat_files import write_new;"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100));"
+        "write_new(Path(sys.argv[1]), 'x' * 1000)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "file")], capture_output=True, check=False
+    )
+    assert b"cannot be written (File too large); make room" in ran.stderr
+    assert not (tmp_path / "file").exists()
+
+
+def test_an_empty_message_is_not_answered_again_and_stays(
+    model: Path, state: dict[str, str], tmp_path: Path
+) -> None:
+    file, saved = tmp_path / "talk.json", tmp_path / "saved.json"
+    contents = ["ab", "one", "", "kept"]
+    roles = ["user", "assistant"] * 2
+    messages = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=True)]
+    file.write_text(json.dumps({"messages": messages}))
+    script = f"/regenerate\n/save {saved}\n"
+    status, _, err = piped(
+        state, script, model, "--resume", file, "-n", "4", "--temperature", "0.5"
+    )
+    assert status == 0, err
+    assert messages_in(saved) == contents
+
+
+def test_a_single_question_does_not_replace_the_last_conversation(
+    model: Path, state: dict[str, str], tmp_path: Path
+) -> None:
+    kept = tmp_path / "state" / "specqd" / "last_chat.json"
+    with TerminalSession([*PROGRAM, "chat", str(model), *GREEDY, "ab"], state) as session:
+        assert session.wait() == 0
+    assert not kept.exists()

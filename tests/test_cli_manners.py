@@ -2,15 +2,18 @@
 for."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import click
 import pytest
 
 from specqd.cli.app import app
+from specqd.cli.chat_files import last_chat
 from specqd.cli.options import OutPath
+from specqd.cli.settings import settings_file
 from specqd.errors import RoundingWarning
-from support.command_line import Run, run_program
+from support.command_line import PROGRAM, Refuse, Run, run_program
 
 
 @pytest.mark.parametrize("name", ["--explain-html", "--json"])
@@ -79,3 +82,44 @@ def test_rounded_weights_are_told_where_a_model_is_described(
     )
     words = ("-p", "ab", "-n", "2") if command == "generate" else ()
     assert ("they are rounded" in run(command, small_model, *words)[2]) == says
+
+
+def test_closed_streams_are_empty_ones(small_model: Path) -> None:
+    words = f"{' '.join(PROGRAM)} generate {small_model} -n 2 -q"
+    for redirected, status in (("<&-", 1), ("-p ab >&-", 0), ("-p ab 2>&-", 0)):
+        ran = subprocess.run(
+            ["sh", "-c", f"{words} {redirected}"], capture_output=True, check=False
+        )
+        assert ran.returncode == status
+        assert b"Traceback" not in ran.stderr
+
+
+def test_a_byte_order_mark_is_no_part_of_a_prompt(small_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "marked").write_bytes(b"\xef\xbb\xbfab")
+    found = [
+        run_program("generate", small_model, "-n", "8", "-q", *words).stdout
+        for words in (("-f", tmp_path / "marked"), ("-p", "ab"))
+    ]
+    assert found[0] == found[1]
+
+
+def test_without_a_home_directory_commands_still_run() -> None:
+    """As in a container under a user id that has no name."""
+
+    def fails() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pathlib.Path.home", fails)
+        patch.delenv("SPECQD_CONFIG", raising=False)
+        patch.delenv("XDG_CONFIG_HOME", raising=False)
+        patch.delenv("XDG_STATE_HOME", raising=False)
+        assert not settings_file().exists()
+        assert not last_chat().exists()
+
+
+def test_a_link_to_nothing_is_refused_before_anything_is_packed(
+    small_model: Path, tmp_path: Path, refuse: Refuse
+) -> None:
+    (tmp_path / "packed").symlink_to(tmp_path / "missing")
+    assert "exists already" in refuse("pack", small_model, tmp_path / "packed")

@@ -108,3 +108,29 @@ def test_several_models_may_be_served_from_each_source(
     assert parsed("serve")["model"] == ("c d",)
     with pytest.raises(click.UsageError, match="MODEL is given twice: a b and -m c"):
         parsed("serve", "a", "b", "-m", "c")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "threads = {a = 1}",
+        "temperature = [0.7]",
+        "temperature = 1979-05-27",
+        "seed = true",
+        'model = ["a", "b"]',
+    ],
+)
+def test_a_value_of_another_type_is_refused(settings: Settings, refuse: Refuse, line: str) -> None:
+    path = settings(line)
+    assert f"{path}: {line.partition(' ')[0]}: " in refuse("generate", "-p", "ab")
+
+
+def test_a_whole_number_is_not_cut_from_another_one(settings: Settings) -> None:
+    settings("seed = 1.5")
+    with pytest.raises(click.BadParameter, match=r"1\.5"):
+        parsed("generate")
+
+
+def test_the_file_may_begin_with_a_byte_order_mark(settings: Settings) -> None:
+    settings("\ufeffseed = 3")
+    assert parsed("generate")["seed"] == 3

@@ -215,7 +215,7 @@ def read_prompts(path: Path, limit: int) -> list[str]:
     """The first `limit` prompts of a file with one JSON object per line."""
     prompts = []
     try:
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8-sig") as lines:
             for number, line in zip(range(1, limit + 1), lines, strict=False):
                 entry = json.loads(line)
                 prompt = entry.get("prompt") if isinstance(entry, dict) else None

@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from io import TextIOWrapper
-from typing import TextIO
+from typing import Literal, TextIO
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a quota, the longest file
 _DESCRIBING = ("chat", "inspect", "pack", "serve")  # commands that say what a model's weights are
@@ -23,6 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _nothing(mode: Literal["r", "w"]) -> TextIO:
+    return open(os.devnull, mode, encoding="utf-8")
+
+
 def _run(arguments: Sequence[str] | None) -> int:
     import click
 
@@ -31,6 +35,10 @@ def _run(arguments: Sequence[str] | None) -> int:
     from specqd.cli.terminal import one_line
     from specqd.errors import SpecqdError, SpecqdWarning
 
+    # Streams that the caller has closed: nothing is read, and nobody sees what is written.
+    sys.stdin = sys.stdin or _nothing("r")
+    sys.stdout = sys.stdout or _nothing("w")
+    sys.stderr = sys.stderr or _nothing("w")
     if isinstance(sys.stdout, TextIOWrapper):
         if sys.platform == "win32":  # as elsewhere, instead of a code page and other ends of lines
             sys.stdout.reconfigure(encoding="utf-8", newline="\n")

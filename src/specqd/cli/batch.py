@@ -170,7 +170,7 @@ def _answer_by_ray(address: str, workers: "Workers", asked: "Batch", answers: "A
 
 def name_in_answers(model: str) -> str:
     """The model's name in answers, as `serve` has it: no path. Fetches nothing."""
-    from specqd.hub import SHORT_NAMES, model_name
+    from specqd.hub import SHORT_NAMES, expanded, model_name
 
-    path = Path(model).expanduser()
+    path = expanded(model)
     return model_name(path) if path.exists() else SHORT_NAMES.get(model, model)

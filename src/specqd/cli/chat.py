@@ -153,9 +153,11 @@ def chat(
 
 def _saved(resume: str | None, model: str | None, system: str | None) -> SavedChat:
     """The conversation to begin with: what the command line says goes before what is saved."""
+    from specqd.hub import expanded
+
     saved = SavedChat()
     if resume is not None:
-        saved = read_chat(last_chat() if resume == _LAST else Path(resume).expanduser())
+        saved = read_chat(last_chat() if resume == _LAST else expanded(resume))
     return replace(saved, model=model or saved.model, system=system or saved.system)
 
 
@@ -177,11 +179,11 @@ def _keyboard(is_terminal: bool, is_read: bool) -> AbstractContextManager[Keyboa
 
 
 def _terminal(keyboard: Keyboard, settings: Settings) -> TerminalInput:
-    from specqd.hub import SHORT_NAMES, cached_models
+    from specqd.hub import model_names
 
     words: dict[str, list[str]] = {each: [] for each in (*COMMANDS, *LEAVE)}
     words["/set"] = [*settings.names, "think", "nothink", "on-full"]
-    words["/load"] = [*dict.fromkeys([*(each.name for each in cached_models()), *SHORT_NAMES])]
+    words["/load"] = model_names()
     return TerminalInput(keyboard, words, history_file())
 
 

@@ -8,6 +8,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 from specqd.cli.conversation import Turn
+from specqd.cli.settings import home_directory
 from specqd.errors import RequestError, shown
 
 _LARGEST = 1 << 28  # bytes of a file that is read
@@ -24,7 +25,7 @@ class SavedChat:
 
 def state_directory() -> Path:
     """Where SpecQD keeps what a user typed, after the XDG base directories."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    state = os.environ.get("XDG_STATE_HOME") or home_directory() / ".local" / "state"
     return Path(state) / "specqd"
 
 
@@ -35,7 +36,9 @@ def last_chat() -> Path:
 
 def model_in_file(model: str | None) -> str | None:
     """A model's name as it stays valid in every working directory."""
-    if model is not None and (path := Path(model).expanduser()).exists():
+    from specqd.hub import expanded
+
+    if model is not None and (path := expanded(model)).exists():
         return str(path.absolute())
     return model
 
@@ -49,10 +52,16 @@ def as_json(model: str | None, conversation: dict[str, Any]) -> str:
 def write_new(path: Path, text: str) -> None:
     """Writes a file that must not exist yet. Raises RequestError."""
     try:
-        with path.open("x", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
+        file = path.open("x", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise RequestError(f"{path}: {error.strerror}; name a new file") from error
+    try:
+        with file:
+            file.write(text)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        problem = f"{path}: cannot be written ({error.strerror}); make room"
+        raise RequestError(problem) from error
 
 
 def replace_file(path: Path, text: str) -> None:

@@ -43,7 +43,8 @@ class PipedInput:
     def _decoded(self, data: bytes) -> str:
         self._line_number += 1
         try:
-            return data.decode("utf-8").removesuffix("\n").removesuffix("\r")
+            encoding = "utf-8-sig" if self._line_number == 1 else "utf-8"
+            return data.decode(encoding).removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError as error:
             raise RequestError(
                 f"standard input: line {self._line_number} is not UTF-8; convert it first"

@@ -232,7 +232,7 @@ def _read_whole_input() -> str:
 
 def _decoded(data: bytes, origin: str) -> str:
     try:
-        return data.decode("utf-8").removesuffix("\n")
+        return data.decode("utf-8-sig").removesuffix("\n")
     except UnicodeDecodeError as error:
         raise RequestError(
             f"{one_line(origin)}: byte {error.start} is not UTF-8; convert the text first"

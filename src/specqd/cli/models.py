@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -153,9 +152,9 @@ def pull(model: str, no_small: bool) -> None:
       specqd pull qwen3:0.6b
       specqd pull Qwen/Qwen3-0.6B@main
     """
-    from specqd.hub import resolve
+    from specqd.hub import expanded, resolve
 
-    if Path(model).expanduser().exists():
+    if expanded(model).exists():
         raise RequestError(
             f"{model}: is a local path already; pull fetches owner/name or a short name"
         )
@@ -177,8 +176,8 @@ def rm(model: str) -> None:
       specqd rm qwen3:0.6b
       specqd rm Qwen/Qwen3-0.6B@main
     """
-    from specqd.hub import remove_cached
+    from specqd.hub import expanded, remove_cached
 
-    if Path(model).expanduser().exists():
+    if expanded(model).exists():
         raise RequestError(f"{model}: is a local path, not in the cache; delete it yourself")
     click.echo(one_line(f"{model}: removed, {shown_bytes(remove_cached(model))} freed"))

@@ -190,10 +190,9 @@ def complete_model(
     context: click.Context, parameter: click.Parameter, begun: str
 ) -> list[CompletionItem]:
     """Short names and cached models that begin so, else files."""
-    from specqd.hub import SHORT_NAMES, cached_models
+    from specqd.hub import model_names
 
-    names = [*SHORT_NAMES, *(each.name for each in cached_models())]
-    found = [CompletionItem(name) for name in names if begun and name.startswith(begun)]
+    found = [CompletionItem(name) for name in model_names() if begun and name.startswith(begun)]
     return found or [CompletionItem(begun, type="file")]
 
 

@@ -163,7 +163,8 @@ def _raising_at_sigterm() -> Iterator[None]:
 def _new_directory(path: Path) -> Iterator[Path]:
     """Yields a temporary directory. At the end its files are synced to the disk and it is renamed
     to `path`; an error removes it."""
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+    is_taken = path.exists() and not (path.is_dir() and not any(path.iterdir()))
+    if is_taken or (path.is_symlink() and not path.exists()):
         raise RequestError(f"{path}: exists already; name a new directory")
     path = path.absolute()
     unfinished = path.with_name(f".{path.name}-{secrets.token_hex(4)}")

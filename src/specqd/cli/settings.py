@@ -18,15 +18,23 @@ def settings_file() -> Path:
     """`$SPECQD_CONFIG`, else `specqd/config.toml` in the user's directory of configurations."""
     if named := os.environ.get("SPECQD_CONFIG"):
         return Path(named)
-    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    home = os.environ.get("XDG_CONFIG_HOME") or home_directory() / ".config"
     return Path(home) / "specqd" / "config.toml"
+
+
+def home_directory() -> Path:
+    """The user's; where there is none, as in some containers, one that does not exist."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path("/nonexistent")
 
 
 def read_settings(app: click.Group) -> dict[str, Any]:
     """Click's `default_map` of the commands. Empty without a file; raises ConfigError."""
     path = settings_file()
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:
@@ -80,10 +88,25 @@ def _command(
     found = {}
     for key, value in (*shared.items(), *own.items()):
         if parameter := words.get(_word(key)):
-            takes_list = isinstance(parameter, click.Option) and parameter.multiple
-            is_list = isinstance(value, list)
-            found[parameter.name] = [value] if takes_list and not is_list else value
+            found[parameter.name] = _value(path, key, parameter, value)
     return found
+
+
+def _value(path: Path, key: str, parameter: click.Parameter, value: Any) -> Any:
+    """A value of the file as click takes it: it would cut 2.9 to 2 where a whole number is due."""
+    takes_many = getattr(parameter, "multiple", False) or parameter.nargs != 1
+    values = value if isinstance(value, list) and takes_many else [value]
+    is_flag = getattr(parameter, "is_flag", False)
+    is_text = isinstance(parameter.type, click.types.StringParamType)
+    for each in values:
+        is_plain = isinstance(each, str | int | float) or (isinstance(each, dict) and is_text)
+        if not is_plain or (isinstance(each, bool) and not is_flag):
+            raise ConfigError(
+                f"{path}: {key}: {shown(value)} is no value of this option; see --help"
+            )
+    if not is_flag:
+        values = [str(each) if isinstance(each, float) else each for each in values]
+    return values if takes_many else values[0]
 
 
 def _commands(group: click.Group) -> list[click.Command]:

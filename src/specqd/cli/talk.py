@@ -79,7 +79,8 @@ class Talk:
         self._last: Answer | None = None
         self._repeats = 0  # times that the last message was answered again
         self._file: Path | None = None  # that /save has written
-        self._is_kept = display.is_terminal  # for --resume
+        # For --resume: not a single question, unless it goes on with what was said before.
+        self._is_kept = display.is_terminal and (display.is_long or bool(saved.turns))
 
     @property
     def _llm(self) -> "LLM":
@@ -201,6 +202,10 @@ class Talk:
             say("no answer yet")
             return
         message, answer = taken
+        if self._is_empty(message):
+            self._conversation.record(message, answer)
+            say("the last message is empty, so it has no answer to make again")
+            return
         self._repeats += 1
         try:
             self.answer(message)
@@ -211,7 +216,9 @@ class Talk:
     def _save(self, name: str) -> None:
         if not name and self._file is None:
             raise RequestError("/save needs the name of a new file")
-        path = Path(name).expanduser() if name else self._file
+        from specqd.hub import expanded
+
+        path = expanded(name) if name else self._file
         assert path is not None
         text = self._conversation.shown()
         if path.suffix == ".json":
@@ -220,9 +227,13 @@ class Talk:
         self._file = path
         say(f"saved to {path}")
 
+    def _is_empty(self, message: str) -> bool:
+        """Whether nothing was asked. Without a template, an empty line continues the text."""
+        return self._llm.tokenizer.has_chat_template and not message.strip()
+
     def answer(self, message: str) -> None:
         """Answers a message, and keeps both."""
-        if self._llm.tokenizer.has_chat_template and not message.strip():
+        if self._is_empty(message):
             return
         prompt, params = self._prompt(message), self._params
         if params.seed is not None:

@@ -61,9 +61,9 @@ def resolve(
     Raises HubError, and what `check` raises.
     """
     try:
-        path = Path(path_or_repo).expanduser()
+        path = expanded(path_or_repo)
         is_directory, exists = path.is_dir(), path.exists()
-    except (OSError, RuntimeError, ValueError) as error:  # too long, no permission, no such ~user
+    except (OSError, ValueError) as error:  # too long, no permission
         raise HubError(f"{str(path_or_repo)!r}: cannot be read as a path: {error}") from error
     if is_directory:
         if not (path / "config.json").is_file():
@@ -173,18 +173,42 @@ def remove_cached(name: str) -> int:
     if not commits:
         raise HubError(f"{name}: is not in the cache; `specqd models` lists what is")
     removal = huggingface_hub.scan_cache_dir().delete_revisions(*commits)
-    removal.execute()
+    removal.execute()  # only logs what it could not remove
+    if left := [path for path in removal.snapshots if path.exists()]:
+        raise HubError(f"{name}: {left[0]} could not be removed; allow writing to the cache")
     return removal.expected_freed_size
+
+
+def model_names() -> list[str]:
+    """Cached models, unless the cache cannot be read, and short names."""
+    try:
+        cached = [each.name for each in cached_models()]
+    except HubError:
+        cached = []
+    return list(dict.fromkeys([*cached, *SHORT_NAMES]))
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with the home directory in place of `~`. Raises HubError if there is none."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise HubError(f"{str(path)!r}: {error}") from error
 
 
 def _cached_repositories() -> list[Any]:
     import huggingface_hub
-    from huggingface_hub import errors
+    from huggingface_hub import constants, errors
 
     try:
         repos = huggingface_hub.scan_cache_dir().repos
     except errors.CacheNotFound:
         return []
+    except (OSError, ValueError) as error:
+        where = constants.HF_HUB_CACHE
+        raise HubError(
+            f"{where}: the cache cannot be read: {str(error).splitlines()[0]}"
+        ) from error
     return [repo for repo in repos if repo.repo_type == "model" and repo.revisions]
 
 

@@ -11,7 +11,7 @@ from specqd.errors import RequestError
 def read_text_file(path: Path, remedy: str) -> str:
     """The text of a UTF-8 file. Raises RequestError with the file, the problem and `remedy`."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeError as error:
         raise RequestError(f"{path}: is not UTF-8; convert it first") from error
     except OSError as error:
