@@ -202,16 +202,44 @@ def test_the_stop_reason_says_that_a_text_filled_the_context() -> None:
     assert whole["stop_reason"] == "model_context_window_exceeded"
 
 
-def test_arguments_that_were_cut_off_are_passed_on_as_they_are() -> None:
+@pytest.mark.parametrize(
+    "written", ['{"city": "Zü', '{"city": NaN}', '{"city": 1e999}', '{"city": "\\ud83d"}']
+)
+def test_arguments_that_are_no_json_are_passed_on_as_they_are(written: str) -> None:
+    """Because they were cut off, or because no answer can hold the values."""
     request = messages_request(body_of("A", tools=TOOLS))
     form = CallForm("", "", "", True, {})
     prepared = Prepared(request, [[1]], request.params, form)
     answer = MessagesAnswer("m", Usage(1, 300), "key", BlockReader(prepared), DraftMetrics(0), 300)
-    text = '<tool_call>{"name": "weather", "arguments": {"city": "Zü'
+    end = "" if written == '{"city": "Zü' else "}</tool_call>"
+    text = f'<tool_call>{{"name": "weather", "arguments": {written}{end}'
     whole = answer.whole([Update(0, text, [], [], "length", None)])
     [call] = whole["content"]
-    assert call["input"] == {"INVALID_JSON": '{"city": "Zü'}
+    assert call["input"] == {"INVALID_JSON": written}
     assert whole["stop_reason"] == "max_tokens"
+
+
+def test_turns_of_one_role_are_combined() -> None:
+    call = {"type": "tool_use", "id": "c", "name": "weather", "input": CITY}
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": [{"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": "c"},
+        {"role": "assistant", "content": [{"type": "text", "text": "d"}, call]},
+        {"role": "user", "content": "e"},
+    ]
+    request = messages_request(body_of("A", messages=messages, tools=TOOLS))
+    user, assistant, _ = request.messages
+    assert user == {"role": "user", "content": "a\nb"}
+    assert assistant["content"] == "c\nd"
+    assert [each["function"]["name"] for each in assistant["tool_calls"]] == ["weather"]
+
+
+def test_names_of_tools_may_have_128_characters() -> None:
+    tool = {"name": "m" * 128, "input_schema": {"type": "object"}}
+    assert messages_request(body_of("A", tools=[tool])).tool_use is not None
+    longer = body_of("A", tools=[tool | {"name": "m" * 129}])
+    assert "1 to 128" in refused(FieldError, messages_request, longer)
 
 
 def test_a_text_follows_its_schema(served: Served) -> None:

@@ -159,6 +159,8 @@ def test_only_json_bodies_are_accepted(served: Served, kind: str) -> None:
         (b"{", "not valid JSON"),
         (b'{"prompt": "x",\n "n": 1,}', "not valid JSON in UTF-8 (line 2, column "),
         (b"[" * 100_000, "body"),
+        (b'{"prompt": "x", "metadata": {"a": NaN}}', "not valid JSON"),
+        (b'{"prompt": "x", "metadata": {"a": -1e999}}', "not valid JSON"),
         (b"\xff\xfe", "body"),
         (b"[]", "body"),
         (b"{}", "prompt"),

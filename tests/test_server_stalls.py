@@ -21,7 +21,7 @@ pytest.importorskip("uvicorn", reason="needs specqd[serve]")
 import uvicorn
 from uvicorn.server import ServerState
 
-from specqd.server.connections import HEAD_SECONDS, WRITE_SECONDS, Connection
+from specqd.server.connections import HEAD_SECONDS, LEAST_READ, WRITE_SECONDS, Connection
 from specqd.server.guard import BODY_SECONDS, SHORT_BODY_BYTES, Access, Guard
 
 HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\n"
@@ -144,6 +144,31 @@ def test_a_client_is_disconnected_unless_it_reads_in_time() -> None:
         assert transport.is_aborted != reads
         for task in clients.loop.tasks:
             task.close()
+
+
+@pytest.mark.parametrize("is_complete", [False, True])
+def test_a_client_that_goes_on_reading_a_long_answer_is_not_disconnected(
+    is_complete: bool,
+) -> None:
+    clients = Clients()
+    connection, transport = clients.connect(HEAD + b"body")
+    clients.loop.pass_time(HEAD_SECONDS)
+    transport.buffered = 10 * LEAST_READ
+    if is_complete:
+        assert connection.cycle is not None
+        connection.cycle.response_complete = True
+        connection._wait_for_head()
+    else:
+        connection.pause_writing()
+    for _ in range(5):
+        transport.buffered -= LEAST_READ
+        clients.loop.pass_time(WRITE_SECONDS)
+        assert not transport.is_aborted
+    transport.buffered -= LEAST_READ - 1
+    clients.loop.pass_time(WRITE_SECONDS)
+    assert transport.is_aborted
+    for task in clients.loop.tasks:
+        task.close()
 
 
 def test_a_new_connection_replaces_the_one_that_waited_longest(rng: np.random.Generator) -> None:

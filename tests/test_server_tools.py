@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from specqd import LLM
+from specqd.openai.tools import with_names
 from support.batches import answered, line
 from support.openai_client import (
     CHAT,
@@ -317,3 +318,13 @@ def test_schemas_that_cannot_be_enforced_are_400(
     assert reply.error["param"] == "tools"
     assert says in reply.error["message"]
     assert served.ask("POST", CHAT, body).status == 200  # auto: no schema is enforced
+
+
+def test_results_have_the_name_of_the_latest_call_with_their_id() -> None:
+    def call(name: str) -> dict[str, Any]:
+        return {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": name}}]}
+
+    result = {"role": "tool", "tool_call_id": "c", "content": "x"}
+    unknown = result | {"tool_call_id": None}
+    named = with_names([call("a"), result, call("b"), result, unknown])
+    assert [each.get("name") for each in named if each["role"] == "tool"] == ["a", "b", None]

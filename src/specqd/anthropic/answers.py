@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from specqd.engine.updates import Update
 from specqd.openai.answers import Event, Usage
 from specqd.openai.extras import Json
+from specqd.openai.json_text import read_json
 from specqd.openai.parts import Block, BlockReader, id_of
 from specqd.openai.speculation import DraftMetrics
 
@@ -121,7 +122,8 @@ def _input(arguments: str) -> Json:
     if not arguments:
         return {}
     try:
-        value = json.loads(arguments)
+        value = read_json(arguments)
+        json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate cannot be sent
     except (ValueError, RecursionError):
         value = None
     return value if isinstance(value, dict) else {"INVALID_JSON": arguments}

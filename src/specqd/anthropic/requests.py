@@ -38,6 +38,7 @@ _ROLES = ("user", "assistant", "system")
 _CHOICES = ("auto", "any", "tool", "none")
 _WITHOUT_EFFECT = ("cache_control", "eager_input_streaming")
 _TOOL_TYPES = (None, "custom")
+_LONGEST_NAME = 128  # of a tool
 _TOOL = ("type", "name", "description", "input_schema", "strict", *_WITHOUT_EFFECT)
 _BLOCKS: Mapping[str, tuple[str, ...]] = {
     "text": ("type", "text", "cache_control", "citations"),
@@ -159,7 +160,7 @@ def _tool(name: str, tool: object) -> Tool:
     if isinstance(tool, Mapping) and tool.get("type") not in _TOOL_TYPES:
         kind = shown(tool.get("type"))
         raise FieldError(name, f"is of type {kind}; only tools that the client runs are supported")
-    return tool_of(Fields.of(tool, _TOOL, name), "input_schema")
+    return tool_of(Fields.of(tool, _TOOL, name), "input_schema", _LONGEST_NAME)
 
 
 # --- Messages -----------------------------------------------------------------------------------
@@ -174,8 +175,22 @@ def _messages(fields: Fields) -> list[Json]:
         content = _text("system", fields.get("system"))
         messages.append({"role": "system", "content": content})
     for i, message in enumerate(given):
-        messages += _converted(f"messages[{i}]", message)
+        for each in _converted(f"messages[{i}]", message):
+            if messages and messages[-1]["role"] == each["role"] != "tool":
+                messages[-1] = _joined(messages[-1], each)
+            else:
+                messages.append(each)
     return messages
+
+
+def _joined(earlier: Json, later: Json) -> Json:
+    """Two turns of one role as one: the API combines them, and many templates take no others."""
+    joined = earlier | later
+    for name in {"content", "reasoning_content"} & set(joined):
+        joined[name] = "\n".join(turn[name] for turn in (earlier, later) if turn.get(name))
+    if "tool_calls" in joined:
+        joined["tool_calls"] = [*earlier.get("tool_calls", ()), *later.get("tool_calls", ())]
+    return joined
 
 
 def _converted(name: str, message: object) -> list[Json]:

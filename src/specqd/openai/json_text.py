@@ -1,9 +1,10 @@
-"""Reads the JSON of requests, and rejects lone surrogates.
+"""Reads the JSON of requests; rejects lone surrogates and numbers that are not finite.
 
 JSON can spell these halves of characters, but no tokenizer, digest or answer can encode them.
 """
 
 import json
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +22,14 @@ def read_json(body: bytes | str, object_of: ObjectOf | None = None) -> object:
     object_of: turns the members of each object into its value.
     """
     text = body if isinstance(body, str) else body.decode("utf-8-sig")
-    return json.loads(text, object_hook=object_of)
+    return json.loads(text, object_hook=object_of, parse_float=_finite, parse_constant=_finite)
+
+
+def _finite(text: str) -> float:
+    """The number; Python also reads NaN, Infinity and 1e999, which no answer can repeat."""
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is not a finite number")
+    return number
 
 
 def place_of(error: Exception) -> str:

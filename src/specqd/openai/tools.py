@@ -12,7 +12,8 @@ from specqd.text.tool_calls import NO_PARAMETERS, Tool, ToolUse
 FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
 MOST_TOOLS = 128  # OpenAI's limit
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NAME = re.compile(r"[a-zA-Z0-9_-]+")
+_LONGEST_NAME = 64
 _MODES = ("auto", "required")
 _MEMBERS = ("name", "description", "parameters", "strict")
 
@@ -81,11 +82,11 @@ def uniquely_named(tools: Iterable[Tool]) -> tuple[Tool, ...]:
     return checked
 
 
-def tool_of(function: Fields, schema: str) -> Tool:
+def tool_of(function: Fields, schema: str, longest_name: int = _LONGEST_NAME) -> Tool:
     """Reads a tool. schema: the member that has the schema of its parameters."""
     called = function.text("name")
-    if called is None or not _NAME.fullmatch(called):
-        raise function.wrong("name", "a name of 1 to 64 letters, digits, _ and -")
+    if called is None or not _NAME.fullmatch(called) or len(called) > longest_name:
+        raise function.wrong("name", f"a name of 1 to {longest_name} letters, digits, _ and -")
     parameters = function.object(schema) or NO_PARAMETERS
     if parameters.get("type", "object") != "object":
         raise function.error(schema, "a schema of type object is needed")
@@ -179,16 +180,19 @@ FLAT = Spelling(
 def with_names(messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     """Adds the function's name to each result of a call.
 
-    Some templates need it, but clients send only the call's id.
+    Some templates need it, but clients send only the call's id. Of calls with the same id, the
+    latest one before the result counts.
     """
-    calls = [call for message in messages for call in message.get("tool_calls") or ()]
-    names = {str(call.get("id")): call["function"]["name"] for call in calls}
-
-    def named(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    names: dict[str, str] = {}
+    named: list[Mapping[str, Any]] = []
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            if call.get("id") is not None:
+                names[str(call["id"])] = call["function"]["name"]
         name = names.get(str(message.get("tool_call_id")))
-        return message if message["role"] != "tool" or name is None else {"name": name, **message}
-
-    return tuple(map(named, messages))
+        is_result = message["role"] == "tool" and name is not None
+        named.append({"name": name, **message} if is_result else message)
+    return tuple(named)
 
 
 def calls_of(name: str, calls: object) -> list[dict[str, Any]]:

@@ -15,7 +15,8 @@ except ImportError:  # Windows has no limit of descriptors
     resource = None  # type: ignore[assignment]
 
 HEAD_SECONDS = 10  # for the head of a request, from the connection or the previous answer on
-WRITE_SECONDS = 30  # for a client to read enough for more of its answer to be sent
+WRITE_SECONDS = 30  # for a client to read LEAST_READ bytes of its answer, or all that are left
+LEAST_READ = 1 << 16
 MOST_CONNECTIONS = 4096
 ACCEPTED_AT_ONCE = 16  # connections accepted before any of them is counted
 _SPARE_FILES = 64  # descriptors for these connections and for all other files
@@ -59,12 +60,24 @@ class Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._write_timer = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+        self._watch_reading()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if self._write_timer is not None:
             self._write_timer.cancel()
+
+    def _watch_reading(self) -> None:
+        """Closes the connection unless the client goes on reading."""
+        left = self.transport.get_write_buffer_size()
+
+        def check() -> None:
+            if self.transport.get_write_buffer_size() > left - LEAST_READ:
+                self.transport.abort()
+            else:
+                self._watch_reading()
+
+        self._write_timer = self.loop.call_later(WRITE_SECONDS, check)
 
     @property
     def waits_for_client(self) -> bool:
@@ -75,16 +88,22 @@ class Connection(H11Protocol):
     def _wait_for_head(self) -> None:
         """Starts the timer for the next head. Received bytes do not extend it."""
         self.waits_since = self.loop.time()
-        is_unread = self.transport.get_write_buffer_size() > 0
         if self._head_timer is not None:
             self._head_timer.cancel()
-        self._head_timer = self.loop.call_later(
-            WRITE_SECONDS if is_unread else HEAD_SECONDS, self._end_without_head
-        )
+        self._start_head_timer()
 
-    def _end_without_head(self) -> None:
-        if self.cycle is None or self.cycle.response_complete:
-            self.transport.abort()  # `close` would wait until the client has read everything
+    def _start_head_timer(self) -> None:
+        left = self.transport.get_write_buffer_size()  # of the answer
+
+        def check() -> None:
+            if self.cycle is not None and not self.cycle.response_complete:
+                return
+            if left and self.transport.get_write_buffer_size() <= left - LEAST_READ:
+                self._start_head_timer()  # it still reads
+            else:
+                self.transport.abort()  # `close` would wait until the client has read everything
+
+        self._head_timer = self.loop.call_later(WRITE_SECONDS if left else HEAD_SECONDS, check)
 
     def _make_room(self, places: int) -> None:
         if places < 1:
