@@ -7,7 +7,7 @@ import pytest
 
 from support.browser import DESKTOP, visiting
 from support.fixtures import a_server
-from support.page_answers import MARKDOWN, answer, stream_of
+from support.page_answers import CHATS, MARKDOWN, answer, stream_of
 from support.served import Served
 
 HOSTILE = """<img src=x onerror=alert(1)><script>alert(2)</script>
@@ -235,3 +235,44 @@ def test_colours_follow_the_choice_or_else_the_system(browser: Any, served: Serv
                 assert visit.page.evaluate(paper) == (chosen == "light")
             visit.page.locator("#scheme").select_option("auto")
             assert visit.page.evaluate(paper) == (scheme == "light")
+
+
+def test_an_answer_stays_if_another_one_is_stopped_before_it_begins(
+    browser: Any, served: Served
+) -> None:
+    with visiting(browser, served.url) as visit:
+        answer(visit, stream_of(["first"]))
+        visit.send("Hello")
+        visit.page.unroute(CHATS)
+        visit.page.route(CHATS, lambda route: None)  # never answered
+        visit.page.locator(".regenerate:visible").click()
+        visit.page.locator("#stop:visible").click()
+        visit.page.locator(".problem", has_text="Stopped before").wait_for()
+        assert visit.page.locator(".prose").all_inner_texts() == ["first"]
+        visit.page.reload()
+        visit.page.locator(".prose", has_text="first").wait_for()
+
+
+def test_a_refused_message_has_no_tools(browser: Any, served: Served) -> None:
+    with visiting(browser, served.url) as visit:
+        refuse = {"status": 400, "body": '{"error": {"message": "too long"}}'}
+        visit.page.route(CHATS, lambda route: route.fulfill(**refuse))
+        visit.send("Hello")
+        visit.page.locator(".problem", has_text="too long").wait_for()
+        assert visit.page.locator(".tools:visible, .versions:visible").count() == 0
+
+
+def test_a_deleted_chat_that_is_open_is_closed_and_not_stored_again(
+    browser: Any, served: Served
+) -> None:
+    with visiting(browser, served.url) as visit:
+        answer(visit, stream_of(["first"]))
+        visit.send("Hello")
+        visit.page.locator("#chats-button").click()
+        visit.page.locator("#forget").click()
+        visit.page.locator("#chats-close").click()
+        visit.page.locator("#welcome").wait_for()
+        visit.send("More")
+        visit.page.locator("#chats-button").click()
+        assert visit.page.locator("#chat-list li").count() == 1
+        assert visit.page.locator(".turn").count() == 1

@@ -45,6 +45,13 @@ export class Conversation {
     this.#afterwards();
   }
 
+  /** Shows a new chat if the open one is among those that were deleted. */
+  close(deleted) {
+    if (!deleted.some(({ id }) => id === this.chat.id)) return;
+    this.chat.isDeleted = true; // not stored again, whatever still arrives
+    this.open();
+  }
+
   /** files: those that go with the message. */
   async ask(asked, files = []) {
     const { turns } = this.chat;
@@ -53,6 +60,7 @@ export class Conversation {
     this.#addTurn(turn);
     if (!(await this.#answer(turn))) return;
     turns.splice(turns.indexOf(turn), 1);
+    for (const each of turn.element.querySelectorAll(".tools, .versions")) each.hidden = true;
     this.on.refused(turn);
   }
 
@@ -91,9 +99,8 @@ export class Conversation {
     turn.runs = [];
     turn.element.querySelector(".runs").replaceChildren();
     turn.element.querySelector(".verdict").hidden = true;
-    const problem = await this.#answer(turn);
+    const problem = await this.#answer(turn, runs);
     if (!problem) return;
-    turn.runs = runs;
     this.#draw(index);
     turn.element.append(element("p", "problem", problem));
   }
@@ -115,19 +122,29 @@ export class Conversation {
     else announce(turn.element.querySelector(".verdict").textContent);
   }
 
-  /** Returns the problem that prevents an answer, if there is one and the chat is still open. */
-  async #answer(turn) {
+  /** Returns the problem that prevents an answer, if there is one and the chat is still open.
+   * earlier: runs that stay if there is a problem, or if the answer is stopped before it begins. */
+  async #answer(turn, earlier) {
     const { chat } = this;
+    let failure;
     const { compares, system } = this.settings();
     if (this.facts.has_chat_template && turn === chat.turns[0]) chat.system = system;
     const isCompared = compares && this.facts.chain.length > 1;
     await this.#run(turn, async (signal) => {
       const asked = await this.#settingsOf(turn, signal);
       const run = await this.#write(turn, isCompared ? "With drafts" : "", asked, signal);
+      if (earlier && (run.problem || (signal.aborted && !run.tokens.length))) {
+        turn.runs = earlier;
+        failure = run.problem ?? "Stopped before the new answer began.";
+      }
       if (!isCompared || run.problem || signal.aborted) return;
       await this.#write(turn, "Plain", { ...asked, draft: "none" }, signal);
     });
     if (chat !== this.chat) return undefined;
+    if (failure) {
+      announce(failure);
+      return failure;
+    }
     const [{ answer, problem }] = turn.runs;
     const verdict = turn.runs.length > 1 ? verdictOf(turn.runs).text : "";
     announce([problem ?? answer, verdict].filter(Boolean).join(" \u2014 "));
@@ -149,6 +166,7 @@ export class Conversation {
   }
 
   #store(chat = this.chat) {
+    if (chat.isDeleted) return;
     if (!keep(chat)) announce("The browser has no space left to store this chat.");
     this.#afterwards();
   }

@@ -110,10 +110,13 @@ at("chats-close").addEventListener("click", () => at("chats").close());
 at("chats").addEventListener("click", (event) => {
   if (event.target === at("chats")) at("chats").close(); // a click outside of the list
 });
-at("forget").addEventListener("click", () => {
-  for (const chat of chats()) drop(chat);
+at("forget").addEventListener("click", () => remove(chats()));
+
+function remove(unwanted) {
+  for (const chat of unwanted) drop(chat);
+  conversation.close(unwanted);
   showChats();
-});
+}
 
 function showChats() {
   const known = chats();
@@ -125,19 +128,18 @@ function showChats() {
       const title = chat.turns[0].asked.trim().slice(0, 80);
       const open = element("button", "quiet", title);
       open.append(element("span", "when", new Date(chat.changed).toLocaleString()));
-      const remove = element("button", "quiet remove", "\u00d7");
-      remove.ariaLabel = `Delete: ${title}`;
-      open.type = remove.type = "button";
+      const cross = element("button", "quiet remove", "\u00d7");
+      cross.ariaLabel = `Delete: ${title}`;
+      open.type = cross.type = "button";
       open.addEventListener("click", () => {
         at("chats").close();
         openChat(chat, "Earlier chat opened.");
       });
-      remove.addEventListener("click", () => {
-        drop(chat);
-        showChats();
+      cross.addEventListener("click", () => {
+        remove([chat]);
         at("chats-close").focus();
       });
-      item.append(open, remove);
+      item.append(open, cross);
       return item;
     }),
   );
