@@ -11,7 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 
+from specqd._native import Sampler, Sequence
+from specqd.engine.generation import Generation
 from specqd.errors import RequestError, TokenizerError
+from specqd.sampling import SamplingParams
 from specqd.text.stream import WindowPieces
 from specqd.text.tokenizer import TokenDifference, Tokenizer
 from support.faults import SLOW_PATTERN
@@ -100,6 +103,19 @@ def test_a_run_of_byte_tokens_is_streamed_when_it_ends() -> None:
     a, bad = tokenizer.id_of("a"), tokenizer.id_of("<0xFF>")
     assert streamed(tokenizer, [a, *good, a]) == ["a", "", "", "", "€a", ""]
     assert streamed(tokenizer, [a, *good, bad]) == ["a", "", "", "", "", 4 * "\ufffd"]
+
+
+def test_a_stop_string_in_the_last_token_that_was_held_back_ends_the_text() -> None:
+    tokenizer = BUILT["byte_fallback_bpe"]
+    a, end = tokenizer.id_of("a"), tokenizer.id_of("<0x0A>")
+    for most in (2, 3):
+        sequence = Sequence([a], Sampler(), 1)
+        params = SamplingParams(stop=["\n"], max_tokens=most)
+        generation = Generation(sequence, params, 0, 0, most, tokenizer.stream())
+        tokens = [a, end, a][:most]
+        reason = generation.take(tokens, [1.0] * most, [0] * most)
+        generation.finish(reason)
+        assert (generation.text, generation.finish_reason) == ("a", "stop")
 
 
 def test_only_the_first_space_of_a_text_is_stripped() -> None:

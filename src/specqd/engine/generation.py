@@ -152,8 +152,8 @@ class Generation:
         fails, the reason becomes "error"."""
         is_cut = reason == "stop" and not self.sequence.is_stop(self.sequence.tokens[-1])
         try:
-            if not is_cut:
-                self._release(self.stream.finish(), is_last=True)
+            if not is_cut and self._release(self.stream.finish(), is_last=True):
+                reason = "stop"  # in text that the tokenizer had held back
         except SpecqdError as error:
             reason, self.error = "error", self.error or error
         self.finish_reason = reason
