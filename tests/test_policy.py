@@ -44,6 +44,11 @@ def test_rows_beyond_those_measured_become_dearer_with_the_others() -> None:
     assert costs.seconds(25) - costs.seconds(5) == pytest.approx(20 * 0.2, rel=0.2)
 
 
+def test_costs_begin_from_a_row_at_least() -> None:
+    with pytest.raises(ValueError, match="a measured row at least"):
+        RowCosts().begin({})
+
+
 def test_an_outlier_counts_for_twice_the_cost_expected() -> None:
     costs = RowCosts()
     costs.begin({1: 1.0, 9: 2.6})

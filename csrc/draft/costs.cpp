@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <stdexcept>
 
 namespace specqd {
 namespace {
@@ -19,6 +20,7 @@ constexpr double kThousand = 1000.0;
 }  // namespace
 
 void RowCosts::begin(const MeasuredCosts& measured) {
+  if (measured.empty()) throw std::invalid_argument("costs begin from a measured row at least");
   measured_.clear();
   for (const auto& [rows, seconds] : measured) {
     measured_.emplace_back(static_cast<double>(rows), seconds);

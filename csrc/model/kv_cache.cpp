@@ -188,7 +188,7 @@ void KvCache::release_behind(int sequence, int64_t position) {
 
 bool KvCache::has_page(int sequence, int64_t page) const {
   const auto& table = sequences_.at(sequence);
-  return page < static_cast<int64_t>(table.size()) && table[static_cast<size_t>(page)] != kNoPage;
+  return page >= 0 && page < std::ssize(table) && table[static_cast<size_t>(page)] != kNoPage;
 }
 
 KvView KvCache::view(const int32_t* pages, int64_t layer, int64_t kv_head) const {

@@ -37,7 +37,8 @@ void PartialHead::record_panel(int64_t panel) {
 }
 
 void PartialHead::record(std::span<const int32_t> tokens) {
-  for (const int32_t token : tokens) record_panel(token / kPanel);
+  for (const int32_t token : tokens)
+    if (token >= 0 && token / kPanel < panels_) record_panel(token / kPanel);
 }
 
 int64_t PartialHead::list(int64_t panels, std::vector<PanelRun>& runs) const {

@@ -4,6 +4,7 @@ from specqd import _native
 from specqd.errors import MachineError
 
 _LEAST_STATES, _MOST_STATES = 2, 64  # sequences with states of recurrent layers
+_MOST_POSITIONS = 1 << 36  # whose pages have 32-bit numbers
 _MOST_SLOTS = 256  # states that are cached for later sequences
 
 
@@ -43,8 +44,9 @@ def pages(
     page = _native.PAGE_POSITIONS
     wanted = 4 * (-(-longest // page) + 1)
     if cache_positions is not None:
-        if cache_positions < 1:
-            raise MachineError("choose a number from 1", "cache_positions", str(cache_positions))
+        if not 1 <= cache_positions <= _MOST_POSITIONS:
+            problem = f"choose a number from 1 to {_MOST_POSITIONS}"
+            raise MachineError(problem, "cache_positions", str(cache_positions))
         wanted = -(-cache_positions // page)
     if cache_positions is not None and not promised_bytes:
         return wanted

@@ -17,20 +17,25 @@ def measure_inputs(
     """
     most = min(model.config.max_positions, model.cache.total_pages * PAGE_POSITIONS)
     model.decoder.watch_inputs()
-    for done, sequence in enumerate(sequences, 1):
-        tokens = sequence[:most]
-        model.check_tokens(tokens)
-        slot = model.cache.create()
-        try:
-            for _ in model.prefill(Context(slot), tokens, len(tokens)):
-                pass
-        finally:
-            model.cache.release(slot)
-        if progress:
-            progress(done, len(sequences))
+    try:
+        for done, sequence in enumerate(sequences, 1):
+            _read(model, sequence[:most])
+            if progress:
+                progress(done, len(sequences))
+    finally:
+        parts = model.decoder.take_input_products()  # watches no longer
     *of_layers, others = (
-        {name: Importance.measured(products) for name, products in part.items()}
-        for part in model.decoder.take_input_products()
+        {name: Importance.measured(products) for name, products in part.items()} for part in parts
     )
     layers = [LayerInputs(**inputs) for inputs in of_layers]
     return MeasuredInputs(layers, others.get("per_layer"), others["head"])
+
+
+def _read(model: Model, tokens: Sequence[int]) -> None:
+    model.check_tokens(tokens)
+    slot = model.cache.create()
+    try:
+        for _ in model.prefill(Context(slot), tokens, len(tokens)):
+            pass
+    finally:
+        model.cache.release(slot)
