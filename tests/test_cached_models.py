@@ -228,8 +228,11 @@ def test_a_cache_that_cannot_be_read_or_emptied_is_named(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert program("pull", REPOSITORY).returncode == 0
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "file"))
-    (tmp_path / "file").write_text("")
+
+    def fails() -> None:
+        raise ValueError("Scan cache expects a directory but found a file.\nSet another one.")
+
+    monkeypatch.setattr("huggingface_hub.scan_cache_dir", fails)
     assert "the cache cannot be read" in refused(HubError, cached_models)
     assert SHORT in model_names()
 

@@ -19,7 +19,7 @@ from llm.parts import ReasoningPart, StreamEvent, TextPart, ToolCallPart, ToolRe
 from pydantic import Field
 
 from specqd.errors import RequestError, SpecqdError
-from specqd.hub import SHIPPED, SHORT_NAMES, cached_models, resolve
+from specqd.hub import SHIPPED, model_names, resolve
 from specqd.llm import LLM, Result
 from specqd.llm.async_llm import AsyncLLM
 from specqd.openai.parts import reader_of
@@ -221,8 +221,7 @@ def _named_paths() -> Mapping[str, str]:
 @llm.hookimpl
 def register_models(register: Callable[..., None]) -> None:
     """Registers all models that have a name. Fetches nothing."""
-    cached = [model.name for model in cached_models()]
-    for name in dict.fromkeys([SHIPPED, *_named_paths(), *cached, *SHORT_NAMES]):
+    for name in dict.fromkeys([SHIPPED, *_named_paths(), *model_names()]):
         register(SpecqdModel(name), AsyncSpecqdModel(name))
 
 
