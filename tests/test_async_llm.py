@@ -1,11 +1,13 @@
 """AsyncLLM: awaited calls give the bits of the LLM, alone and among others."""
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -243,3 +245,25 @@ asyncio.run(main())
 def test_a_program_that_never_closes_it_ends_without_a_word() -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, timeout=120)
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_the_garbage_collector_may_end_it_within_a_round(
+    chat_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = LLM(chat_model, "none", threads=1)
+    params = SamplingParams(max_tokens=4)
+    cycle: list[Any] = [AsyncLLM(llm)]
+    cycle.append(cycle)
+    asyncio.run(cycle[0].generate("ab", params))
+    del cycle
+    step = llm.engine.step
+
+    def collecting() -> None:
+        gc.collect()
+        step()
+
+    monkeypatch.setattr(llm.engine, "step", collecting)
+    thread = threading.Thread(target=llm.generate, args=("ab", params), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()

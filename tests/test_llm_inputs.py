@@ -176,6 +176,7 @@ def test_closing_one_leaves_the_other_that_shares_the_model(llm: LLM) -> None:
     expected = other.generate("ab", SHORT)[0].completions
     other.close()
     assert llm.generate("ab", SHORT)[0].completions == expected
+    assert llm._drafts.weight_bytes([]) == 0, "the model counts as one that must be loaded again"
 
 
 def test_reprs_are_short(llm: LLM) -> None:

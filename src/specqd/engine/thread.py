@@ -236,9 +236,10 @@ class EngineThread:
 
     def end(self) -> None:
         """Stops after the current round and waits for that; unfinished samples end as cancelled.
-        Any thread may call it, also from the garbage collector."""
+        Any thread may call it, also from the garbage collector; within a round of its own it does
+        not wait."""
         self._commands.put(self._stop)
-        if current_thread() is not self._thread:
+        if current_thread() is not self._thread and not self._turns.is_within():
             self._thread.join()
 
     async def stop(self) -> None:

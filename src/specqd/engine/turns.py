@@ -90,6 +90,12 @@ class Turns:
         if self._try_take():
             self._hand_over()
 
+    def is_within(self) -> bool:
+        """Whether the calling thread has the turn, or is passing it on: it must not wait for a
+        thread that needs the turn. The garbage collector may call from there."""
+        is_guarded: bool = self._guard._is_owned()  # type: ignore[attr-defined]
+        return is_guarded or self._holder == get_ident()
+
     def _take(self, is_done: Question | None) -> bool:
         """Waits for the turn; returns False, without the turn, if `is_done` becomes true first."""
         if not self._is_of_this_process():

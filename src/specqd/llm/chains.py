@@ -87,12 +87,6 @@ class Drafts:
         open_packed(directory, spec.format)  # refuses another format
         return directory, spec.precision
 
-    def forget(self) -> None:
-        """Drops all loaded models. Chains that use them keep them."""
-        self._models.clear()
-        self._heads.clear()
-        self._corpora.clear()
-
     def _check_head(self, spec: DraftSpec, specs: Sequence[DraftSpec]) -> None:
         """Refuses a head that does not fit the first member of the level above."""
         level = next(i for i, each in enumerate(specs) if spec in each.members)

@@ -149,7 +149,7 @@ class LLM:
             if self._model is not None and self._model.prompt_store is not None:
                 self._model.prompt_store.writer.flush()
             self._engine = self._model = None
-            self._drafts.forget()
+            self._drafts = Drafts(self.directory, Precision.EXACT, self.tokenizer)
 
     def __enter__(self) -> "LLM":
         return self
