@@ -278,6 +278,8 @@ def test_rows_of_a_dataset_are_lines_of_a_batch_file() -> None:
     made = _line("7", row, {"max_tokens": 3})
     assert json.loads(made)["body"] == {"max_tokens": 3, "prompt": "x", "seed": 5}
     assert read_request(made, "m").custom_id == "7"
+    seeds = [json.loads(_line(i, {"prompt": "x"}, {}))["body"]["seed"] for i in "19"]
+    assert seeds[0] == seeds[1], "an answer depends on the place of its row"
     for wrong in ({"text": "x"}, {"prompt": "x", "messages": []}):
         assert "needs either" in refused(RequestError, _line, "0", wrong, {})
 
@@ -320,10 +322,17 @@ def test_rows_get_their_text_or_an_error(small_model: Path) -> None:
     from specqd.ray.worker import Workers
 
     rows = pa.Table.from_pylist(
-        [{"prompt": "ab", "seed": 5, "id": 1}, {"prompt": "x" * 5_000, "seed": 6, "id": 2}]
+        [
+            {"prompt": None, "seed": 4, "id": 0},
+            {"prompt": "ab", "seed": 5, "id": 1},
+            {"prompt": "x" * 5_000, "seed": 6, "id": 2},
+            {"prompt": "ab", "seed": -1, "id": 3},
+        ]
     )
     answer = _Rows(Workers(str(small_model), "small", threads=2), {"max_tokens": 9})
-    good, bad = answer(rows).to_pylist()
+    empty, good, bad, wrong = answer(rows).to_pylist()
+    assert "needs either" in empty["error"]
+    assert "seed" in wrong["error"]
     params = SamplingParams(max_tokens=9, temperature=0.7, repetition_penalty=1.05, seed=5)
     expected = LLM(small_model, "none", threads=2).generate("ab", params)[0]
     assert (good["id"], good["text"], good["error"]) == (1, expected.text, None)

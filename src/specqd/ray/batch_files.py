@@ -37,8 +37,7 @@ def answer_batch(
         dataset = ray.data.from_items(waiting, override_num_blocks=ceil(len(waiting) / _LINES))
         answered = dataset.map_batches(
             _Lines,
-            fn_constructor_kwargs={"workers": workers, "created": batch.created},
-            **workers.placed(),
+            **workers.placed(created=batch.created),
         )
         for rows in answered.iter_batches(batch_size=None, batch_format="pyarrow"):
             lines = [json.loads(each) for each in rows["answer"].to_pylist()]

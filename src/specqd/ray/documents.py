@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,7 @@ def batch(
     made = Workers(absolute(given), name, words, threads, isa, workers, absolute(small))
     return dataset.map_batches(
         _Rows,
-        fn_constructor_kwargs={"workers": made, "request": dict(request or {})},
-        **made.placed(),
+        **made.placed(request=dict(request or {})),
     )
 
 
@@ -60,8 +60,19 @@ class _Rows:
         self._worker = Worker(workers)
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        lines = [_line(str(i), row, self._request) for i, row in enumerate(rows.to_pylist())]
-        found = [_columns(answer) for answer in self._worker.answers(lines)]
+        found: list[dict[str, str | None]] = []
+        lines: dict[int, bytes] = {}  # by row
+        for i, row in enumerate(rows.to_pylist()):
+            try:
+                lines[i] = _line(str(i), row, self._request)
+                self._worker.check(lines[i])
+                found.append({})
+            except RequestError as error:
+                lines.pop(i, None)
+                found.append(_refused(str(error)))
+        answers = self._worker.answers(list(lines.values())) if lines else []
+        for i, answer in zip(lines, answers, strict=True):
+            found[i] = _columns(answer)
         for name in ("text", "finish_reason", "error"):
             rows = rows.append_column(name, pa.array([each[name] for each in found], pa.string()))
         return rows
@@ -73,13 +84,21 @@ def _line(custom_id: str, row: Mapping[str, Any], request: Mapping[str, Any]) ->
         raise RequestError("a row needs either `prompt` or `messages`; set one of the columns")
     own = {name: row[name] for name in (*asked, "seed") if row.get(name) is not None}
     entry = {"custom_id": custom_id, "method": "POST", "url": _URLS[asked[0]]}
-    return json.dumps(entry | {"body": {**request, **own}}).encode()
+    body = {**request, **own}
+    if body.get("seed") is None:  # of the row alone: Ray decides where a row is in its block
+        digest = sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+        body["seed"] = int(digest[:15], 16)
+    return json.dumps(entry | {"body": body}).encode()
+
+
+def _refused(why: str) -> dict[str, str | None]:
+    return {"text": None, "finish_reason": None, "error": why}
 
 
 def _columns(answer: Json) -> dict[str, str | None]:
     body = answer["response"]["body"]
     if is_refused(answer):
-        return {"text": None, "finish_reason": None, "error": body["error"]["message"]}
+        return _refused(body["error"]["message"])
     [choice, *_] = body["choices"]
     text = choice["text"] if "text" in choice else choice["message"]["content"]
     return {"text": text, "finish_reason": choice["finish_reason"], "error": None}

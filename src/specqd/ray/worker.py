@@ -1,7 +1,7 @@
 """Runs a model in an actor of Ray Data, and counts how many of them fit into a cluster."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ class Workers:
     small: str | None = "auto"  # as in LLM
     chat_template: str | None = None  # as in LLM; a path that exists on every machine
 
-    def placed(self) -> dict[str, Any]:
-        """Returns the arguments of `map_batches` for the connected cluster.
+    def placed(self, **words: Any) -> dict[str, Any]:
+        """Returns the arguments of `map_batches` for the connected cluster. words: those of the
+        class that it makes, besides `workers`.
 
         Raises MachineError if no machine has enough cores.
         """
@@ -43,6 +44,7 @@ class Workers:
                 f"no machine of the Ray cluster has {threads} CPUs; lower threads to {max(usable)}"
             )
         return {
+            "fn_constructor_kwargs": {"workers": replace(self, threads=threads), **words},
             "compute": ActorPoolStrategy(size=self.count or fitting),
             "num_cpus": threads,
             "batch_size": None,  # one block
@@ -64,6 +66,10 @@ class Worker:
             chat_template=workers.chat_template,
         )
         self._template = self._llm.tokenizer.template_source if workers.chat_template else ""
+
+    def check(self, line: bytes) -> None:
+        """Raises RequestError if a line is not a valid request."""
+        read_request(line, self._name, self._template)
 
     def answers(self, lines: Sequence[bytes]) -> list[Json]:
         """Returns the answers in the order of the lines.
