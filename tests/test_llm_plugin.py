@@ -2,8 +2,10 @@
 
 import asyncio
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from time import sleep
 
 import click
 import pytest
@@ -15,7 +17,13 @@ import llm
 
 from specqd import LLM, SamplingParams
 from specqd.hub import SHIPPED, SHORT_NAMES
-from specqd.llm_plugin import AsyncSpecqdModel, SpecqdModel, register_commands, register_models
+from specqd.llm_plugin import (
+    AsyncSpecqdModel,
+    SpecqdModel,
+    _loaded,
+    register_commands,
+    register_models,
+)
 from support.fixtures import an_llm
 from support.scripted_models import CALLING, make_scripted_model
 
@@ -130,3 +138,17 @@ def test_short_names_and_the_shipped_model_are_listed() -> None:
     register_models(lambda model, other: names.append(model.model_id))
     assert {f"specqd/{name}" for name in (SHIPPED, *SHORT_NAMES)} <= set(names)
     assert len(names) == len(set(names))
+
+
+def test_threads_that_ask_at_once_load_a_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def load(*words: object) -> str:
+        made.append(words)
+        sleep(0.05)
+        return "loaded"
+
+    monkeypatch.setattr("specqd.llm_plugin.LLM", load)
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(lambda _: _loaded("some-model", "none"), range(4))) == {"loaded"}
+    assert len(made) == 1

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from specqd._native import Sampler, testing
+from specqd.config.generation import GenerationDefaults
 from specqd.errors import RequestError
 from specqd.sampling import SamplingParams
 from support.refusals import refused
@@ -196,3 +197,17 @@ def test_tokens_depend_on_parameters_seed_and_sample() -> None:
         for sample in (0, 1)
     }
     assert len(set(sampled.values())) == 4
+
+
+def test_iterators_are_read_once_and_kept() -> None:
+    params = SamplingParams(stop=iter(["a", "b"]), stop_token_ids=map(int, "12"))  # type: ignore[arg-type]
+    assert (params.stop, params.stop_token_ids) == (("a", "b"), (1, 2))
+    assert SamplingParams(stop=np.array(["a", "b"])).stop == ("a", "b")
+
+
+def test_impossible_defaults_of_a_model_become_the_nearest_possible_ones() -> None:
+    defaults = GenerationDefaults(
+        do_sample=True, temperature=1e-9, top_p=0.0, repetition_penalty=1e9
+    )
+    found = SamplingParams().resolved(defaults)
+    assert (found.temperature, found.top_p, found.repetition_penalty) == (0.0, 1e-6, 100)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import llm
@@ -28,9 +29,17 @@ from specqd.sampling import SamplingParams, chat_sampling
 from specqd.text.parts import PartReader, Thought
 from specqd.text.tool_calls import NO_PARAMETERS, Tool, ToolUse
 
+_LOADING = Lock()
+
+
+def _loaded(name: str, draft: str) -> LLM:
+    """The model; it is loaded once, also if several threads ask for it at the same time."""
+    with _LOADING:
+        return _opened(name, draft)
+
 
 @cache
-def _loaded(name: str, draft: str) -> LLM:
+def _opened(name: str, draft: str) -> LLM:
     return LLM(_named_paths().get(name, name), draft.split())
 
 

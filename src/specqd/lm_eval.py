@@ -55,7 +55,7 @@ class SpecqdLM(TemplateLM):
         self._llm = LLM(
             pretrained, draft.split("+") if isinstance(draft, str) else draft, threads, isa
         )
-        context = self._llm.model.max_positions
+        context = min(self._llm.model.max_positions, self._llm.engine.max_context)
         if max_length is not None and not 2 <= max_length <= context:
             raise ConfigError(f"max_length: {max_length} is not from 2 to the context's {context}")
         self.max_length = max_length or context

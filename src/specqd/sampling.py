@@ -12,6 +12,7 @@ from specqd.errors import FieldError, shown
 T = TypeVar("T")
 
 _LEAST_TEMPERATURE = 1e-6  # smaller ones would make differences of logits overflow
+_MOST_TEMPERATURE = 100
 _MOST_INT32 = 2**31 - 1
 # Fields that may be None, with their least and greatest values.
 _OPEN_WHOLE = {
@@ -104,7 +105,8 @@ class SamplingParams:
             if (value := getattr(self, name)) is not None:
                 _check_real(name, value, *ends)
         if self.temperature is not None and self.temperature != 0:
-            _check_real("temperature", self.temperature, _LEAST_TEMPERATURE, 100, also="0 or ")
+            ends = _LEAST_TEMPERATURE, _MOST_TEMPERATURE
+            _check_real("temperature", self.temperature, *ends, also="0 or ")
         _check_real("presence_penalty", self.presence_penalty, -2, 2)
         _check_real("frequency_penalty", self.frequency_penalty, -2, 2)
         for token, bias in self.logit_bias.items():
@@ -123,6 +125,7 @@ class SamplingParams:
             value = getattr(self, name)
             if not isinstance(value, Iterable) or isinstance(value, bytes | str | Mapping):
                 raise FieldError(name, f"{shown(value)} is not a list")
+            object.__setattr__(self, name, tuple(value))  # an iterator can be read only once
         if not isinstance(self.logit_bias, Mapping):
             raise FieldError("logit_bias", f"{shown(self.logit_bias)} is not a dict by token id")
         for name in ("ignore_eos", "skip_special_tokens"):
@@ -149,14 +152,20 @@ class SamplingParams:
         return f"SamplingParams({', '.join(words)})"
 
     def resolved(self, defaults: Defaults) -> "SamplingParams":
-        """These parameters, completed with the model's defaults."""
+        """These parameters, completed with the model's defaults, as far as those are possible."""
+        usual = defaults.effective_temperature
+        usual = min(usual, _MOST_TEMPERATURE) if usual >= _LEAST_TEMPERATURE else 0.0
         return replace(
             self,
-            temperature=_first(self.temperature, defaults.effective_temperature),
-            top_p=_first(self.top_p, defaults.top_p, 1.0),
+            temperature=_first(self.temperature, usual),
+            top_p=_first(self.top_p, _possible("top_p", defaults.top_p), 1.0),
             top_k=_first(self.top_k, defaults.top_k, 0),
             min_p=_first(self.min_p, defaults.min_p, 0.0),
-            repetition_penalty=_first(self.repetition_penalty, defaults.repetition_penalty, 1.0),
+            repetition_penalty=_first(
+                self.repetition_penalty,
+                _possible("repetition_penalty", defaults.repetition_penalty),
+                1.0,
+            ),
         )
 
     def check_vocabulary(self, size: int) -> None:
@@ -195,6 +204,12 @@ class SamplingParams:
             bias_ids=[int(token) for token in self.logit_bias],
             bias=[float(bias) for bias in self.logit_bias.values()],
         )
+
+
+def _possible(name: str, value: float | None) -> float | None:
+    """The nearest value that the parameter may have."""
+    least, most = _OPEN_REAL[name]
+    return None if value is None else min(max(value, least), most)
 
 
 def _first(*values: T | None) -> T:

@@ -64,7 +64,8 @@ class PromptWriter:
     def flush(self) -> None:
         """Waits until everything is written."""
         self.begin_in_child()
-        self._thread.submit(lambda: None).result()
+        with suppress(RuntimeError):  # at exit, when threads have ended and all is written
+            self._thread.submit(lambda: None).result()
 
     def _write(self, name: str, content: NDArray[Any], when: int) -> None:
         try:
