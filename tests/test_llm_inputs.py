@@ -209,3 +209,12 @@ def test_a_notebook_shows_the_text_by_level(llm: LLM) -> None:
 def test_the_package_lists_its_names() -> None:
     assert set(dir(specqd)) == set(specqd.__all__)
     assert all(getattr(specqd, name) is not None for name in specqd.__all__)
+
+
+def test_a_stream_that_is_dropped_after_next_is_cancelled_at_once(llm: LLM) -> None:
+    gc.disable()
+    try:
+        assert next(llm.stream("ab", SamplingParams(max_tokens=200, ignore_eos=True)))
+        assert llm.engine.is_idle
+    finally:
+        gc.enable()

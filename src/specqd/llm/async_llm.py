@@ -43,7 +43,8 @@ class _Running:
 class AsyncStream:
     """An async iterator over pieces of text; sets `result` at the end.
 
-    Leaving a loop over it early cancels the request before the next round; `result` stays None.
+    Leaving a loop over it early cancels the request before the next round, and so does dropping it;
+    `result` stays None.
     """
 
     def __init__(
@@ -56,7 +57,11 @@ class AsyncStream:
         self._encode = encode
         self._params = replace(params, n=1)
         self._begun: AsyncIterator[str] | None = None  # by `anext`
-        self.result: Result | None = None
+        self._results: list[Result] = []  # of its iterators, which do not refer to the stream
+
+    @property
+    def result(self) -> Result | None:
+        return self._results[-1] if self._results else None
 
     def __repr__(self) -> str:
         return f"AsyncStream({self._params!r}, result={self.result!r})"
@@ -70,18 +75,27 @@ class AsyncStream:
         self._begun = self._begun or self._pieces()
         return await anext(self._begun)
 
-    async def _pieces(self) -> AsyncIterator[str]:
-        prompt, finished = await asyncio.to_thread(self._encode)
-        params = self._params
-        parts: list[Update] = []
-        async with self._llm._running([prompt], params, is_streamed=True) as running:
-            while not running.job.is_over:
-                for update in await running.job.updates():
-                    parts.append(update)
-                    if update.text:
-                        yield update.text
-            [result] = self._llm._results([prompt], params, parts, await running.stats())
-            self.result = finished(result)
+    def _pieces(self) -> AsyncIterator[str]:
+        return _pieces(self._llm, self._encode, self._params, self._results)
+
+
+async def _pieces(
+    llm: "AsyncLLM",
+    encode: Callable[[], tuple[list[int], Finished]],
+    params: SamplingParams,
+    results: list[Result],
+) -> AsyncIterator[str]:
+    """The pieces of a request, whose result is added to `results` at the end."""
+    prompt, finished = await asyncio.to_thread(encode)
+    parts: list[Update] = []
+    async with llm._running([prompt], params, is_streamed=True) as running:
+        while not running.job.is_over:
+            for update in await running.job.updates():
+                parts.append(update)
+                if update.text:
+                    yield update.text
+        [result] = llm._results([prompt], params, parts, await running.stats())
+        results.append(finished(result))
 
 
 class AsyncLLM:

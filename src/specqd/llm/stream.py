@@ -1,7 +1,7 @@
 """One prompt completed piece by piece."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from specqd.engine.generation import GenerationRequest
 from specqd.engine.reports import Stats
@@ -21,9 +21,9 @@ def unchanged(result: Result) -> Result:
 class Stream:
     """An iterator over pieces of text as they become final; sets `result` at the end.
 
-    Leaving a loop over it early cancels the request; `stop()` ends it and keeps the text so far. If
-    other threads are generating, `result` is set after their current round. `on_prompt` is called,
-    in the loop, after each round that has read a part of the prompt.
+    Leaving a loop over it early cancels the request, and so does dropping it; `stop()` ends it and
+    keeps the text so far. If other threads are generating, `result` is set after their current
+    round. `on_prompt` is called, in the loop, after each round that has read a part of the prompt.
     """
 
     def __init__(
@@ -35,42 +35,55 @@ class Stream:
         on_prompt: OnPrompt | None = None,
         finished: Finished = unchanged,
     ) -> None:
-        self._begin = begin
-        self._prompt = prompt
-        self._params = replace(params, n=1)
-        self._tokenizer = tokenizer
-        self._on_prompt = on_prompt
-        self._finished = finished
-        self._is_stopped = False
+        params = replace(params, n=1)
+        self._request = _Request(begin, prompt, params, tokenizer, on_prompt, finished)
         self._begun: Iterator[str] | None = None  # by `next`
-        self.result: Result | None = None
 
     def __repr__(self) -> str:
-        return f"Stream({self._params!r}, result={self.result!r})"
+        return f"Stream({self._request.params!r}, result={self.result!r})"
+
+    @property
+    def result(self) -> Result | None:
+        return self._request.result
 
     def stop(self) -> None:
         """Ends the text after the current round. A signal handler or any thread may call it."""
-        self._is_stopped = True
+        self._request.is_stopped = True
 
     def __iter__(self) -> Iterator[str]:
         """Iterates over the rest of a request that `next` began, or over a new request."""
         begun, self._begun = self._begun, None
-        return begun or self._request()
+        return begun or self._request.pieces()
 
     def __next__(self) -> str:
-        self._begun = self._begun or self._request()
+        self._begun = self._begun or self._request.pieces()
         return next(self._begun)
 
-    def _request(self) -> Iterator[str]:
-        call = self._begin(GenerationRequest([self._prompt], self._params))
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """What the iterators of a stream share. They do not refer to the stream, so that one that is
+    dropped ends them at once."""
+
+    begin: Callable[[GenerationRequest], Call]
+    prompt: list[int]
+    params: SamplingParams
+    tokenizer: Tokenizer
+    on_prompt: OnPrompt | None
+    finished: Finished
+    is_stopped: bool = False
+    result: Result | None = None
+
+    def pieces(self) -> Iterator[str]:
+        call = self.begin(GenerationRequest([self.prompt], self.params))
 
         def finish(stats: Stats) -> None:
-            result = Result.of(self._prompt, call.generations, stats, self._tokenizer)
-            self.result = self._finished(result)
+            result = Result.of(self.prompt, call.generations, stats, self.tokenizer)
+            self.result = self.finished(result)
 
         is_left = False
         try:
-            yield from self._pieces(call)
+            yield from self._pieces_of(call)
         except GeneratorExit:
             is_left = True
             raise
@@ -80,22 +93,22 @@ class Stream:
             else:
                 finish(call.cancel())
 
-    def _pieces(self, call: Call) -> Iterator[str]:
+    def _pieces_of(self, call: Call) -> Iterator[str]:
         [generation], sent, read = call.generations, 0, 0
 
         def has_news() -> bool:
-            is_over = generation.finish_reason is not None or self._is_stopped
-            is_read = self._on_prompt is not None and generation.prompt_read != read
+            is_over = generation.finish_reason is not None or self.is_stopped
+            is_read = self.on_prompt is not None and generation.prompt_read != read
             return is_over or is_read or len(generation.text) > sent
 
         # The order matters: another thread may add the last text between the two.
         while generation.finish_reason is None or sent < len(generation.text):
             call.run(has_news)
-            if self._is_stopped:
+            if self.is_stopped:
                 call.cancel()
-            if self._on_prompt is not None and generation.prompt_read != read:
+            if self.on_prompt is not None and generation.prompt_read != read:
                 read = generation.prompt_read
-                self._on_prompt(read, generation.sequence.prompt_length)
+                self.on_prompt(read, generation.sequence.prompt_length)
             piece = generation.text[sent:]
             sent += len(piece)
             if piece:
