@@ -1,5 +1,6 @@
 """Chains of drafts: what the words mean, what is refused, and what is shared."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -397,3 +398,18 @@ def test_lines_of_json_may_hold_other_ends_of_lines() -> None:
     lines = '{"text": "a\u2028b\u0085"}\r\n\n{"text": "c"}'
     found = [(value["text"], place) for value, place in json_lines(lines, "file")]
     assert found == [("a\u2028b\u0085", "file: line 1"), ("c", "file: line 3")]
+
+
+def test_added_tokens_without_a_row_in_the_model_are_never_used(tmp_path: Path, seed: int) -> None:
+    """Tokenizers of Gemma 3's text models have one of the models with images."""
+    pytest.importorskip("llguidance", reason="needs the extra structured")
+    directory = make_model(tmp_path / "model", Shape(vocab=320, is_peaked=True), seed)
+    content = json.loads((directory / "tokenizer.json").read_text())
+    image = content["added_tokens"][0] | {"id": 320, "content": "<image>"}
+    content["added_tokens"].append(image)
+    (directory / "tokenizer.json").write_text(json.dumps(content))
+    llm = LLM(directory, "none", threads=1)
+    assert llm.tokenizer.id_of("<image>") == 320
+    params = SamplingParams(max_tokens=8, temperature=0, pattern="[a-c]{4}")
+    assert set(llm.generate("ab", params)[0].text) <= set("abc")
+    assert "320" in refused(RequestError, llm.generate, "<image>", params)

@@ -80,10 +80,14 @@ def test_tojson_is_json_without_html_escapes(value: Any, indent: Any, ascii_only
     assert render(source, variables=variables) == expected
 
 
-def test_a_key_without_a_value_is_missing() -> None:
-    messages = [{"role": "assistant", "content": None, "tool_calls": [{"id": None}]}]
+def test_a_key_without_a_value_is_missing_but_not_the_content_of_a_message_with_calls() -> None:
+    messages = [
+        {"role": "assistant", "content": "x", "name": None},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": None}]},
+    ]
     assert render("{{ messages | tojson }}", messages) == (
-        '[{"role": "assistant", "tool_calls": [{"id": null}]}]'
+        '[{"role": "assistant", "content": "x"}, '
+        '{"role": "assistant", "tool_calls": [{"id": null}], "content": ""}]'
     )
 
 

@@ -211,6 +211,13 @@ def test_ropes_are_read(tmp_path, changes, rope):
     assert read(tmp_path, LLAMA, **changes).ropes[0] == rope
 
 
+def test_yarn_that_was_added_to_a_configuration_makes_the_context_longer(tmp_path):
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    for stated, longest in ((512, 2048), (2048, 2048), (4096, 4096)):
+        changes = {"max_position_embeddings": stated, "rope_scaling": scaling}
+        assert read(tmp_path, LLAMA, **changes).max_positions == longest
+
+
 @pytest.mark.parametrize(
     ("changes", "mentions"),
     [

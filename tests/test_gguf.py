@@ -15,10 +15,14 @@ from specqd.config import read_config
 from specqd.errors import ConfigError, SpecqdError, TensorError, TokenizerError
 from specqd.formats.gguf import GgufFile
 from specqd.formats.gguf_tensors import GgufTensors, in_half_order, without_one
+from specqd.formats.safetensors import TensorDirectory
+from specqd.text.backends import CONTROL, NORMAL
+from specqd.text.gguf_tokenizer import read_gguf_tokenizer
 from specqd.text.tokenizer import Tokenizer
 from support.gguf_files import convert, model_metadata, string, typed, write_gguf
 from support.random_models import ROPE_SCALINGS, Shape, make_config, make_model
 from support.refusals import done_or_refused, refused
+from support.small_tokenizers import byte_fallback_bpe
 
 GEMMA2 = Shape("gemma2", layers=1, is_tied=True)
 VALUES: dict[str, Any] = {
@@ -367,6 +371,41 @@ def test_the_configuration_is_that_of_config_json(tmp_path: Path, seed: int) -> 
         assert read_config(convert(model, tmp_path / "m.gguf", "F32", **more)) == read_config(model)
 
 
+def test_heads_may_be_listed_by_layer_if_all_layers_have_as_many(tmp_path: Path, seed: int) -> None:
+    """As in files of Granite 4."""
+    model = make_model(tmp_path / "model", Shape(), seed)
+    heads, layers = Shape().kv_heads, Shape().layers
+    more = {"llama__attention__head_count_kv": [heads] * layers}
+    whole = convert(model, tmp_path / "whole.gguf", "BF16")
+    listed = convert(model, tmp_path / "listed.gguf", "BF16", **more)
+    assert read_config(listed) == read_config(whole)
+    names = [f"model.layers.0.self_attn.{part}_proj.weight" for part in "qk"]
+    for name in names:
+        shape = TensorDirectory.open(model)[name].shape
+        found = [GgufTensors.open(path).bf16(name, shape) for path in (whole, listed)]
+        assert np.array_equal(*found)
+
+
+def test_special_tokens_of_phi3_take_the_white_space_after_them(tmp_path: Path) -> None:
+    backend = byte_fallback_bpe()
+    path = tmp_path / "m.gguf"
+    tokens = [*(backend.id_to_token(i) for i in range(backend.get_vocab_size())), "<|user|>"]
+    kinds = [NORMAL] * (len(tokens) - 1) + [CONTROL]
+    found = []
+    for architecture in ("llama", "phi3"):
+        metadata = {
+            "general.architecture": architecture,
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.scores": [0.0] * len(tokens),
+            "tokenizer.ggml.token_type": kinds,
+        }
+        write_gguf(path, metadata, {})
+        found.append(read_gguf_tokenizer(path).backend.encode("<|user|>\n  a").tokens[1:])
+    assert len(found[0]) > 1
+    assert found[1] == ["▁a"]
+
+
 def test_all_end_of_turn_tokens_end_the_text(tmp_path: Path, seed: int) -> None:
     path = changed(tmp_path / "m.gguf", tmp_path / "model", seed, tokenizer__ggml__eot_token_id=7)
     assert read_config(path).eos_token_ids == (257, 7)
@@ -375,12 +414,12 @@ def test_all_end_of_turn_tokens_end_the_text(tmp_path: Path, seed: int) -> None:
 def test_ends_of_turns_are_found_by_their_text_in_files_of_chat_models(
     tmp_path: Path, seed: int
 ) -> None:
-    """llama.cpp's converter leaves them out of some files, such as those of Gemma 3."""
+    """A file names three at most, and converters leave some out, as for Gemma 3."""
     path = changed(tmp_path / "m.gguf", tmp_path / "model", seed)
     tokens = GgufFile.open(path).get("tokenizer.ggml.tokens")
     assert isinstance(tokens, list)
-    tokens[5] = "<end_of_turn>"
-    for template, expected in (("{{ messages }}", (257, 5)), ("", (257,))):
+    tokens[5], tokens[6] = "<end_of_turn>", "<|eom_id|>"
+    for template, expected in (("{{ messages }}", (257, 6, 5)), ("", (257,))):
         more = {"tokenizer__chat_template": template} if template else {}
         path = changed(
             tmp_path / "m.gguf", tmp_path / "model", seed, tokenizer__ggml__tokens=tokens, **more

@@ -65,6 +65,7 @@ def test_a_text_is_split_wherever_it_is_cut(
         ("{{ '[/THINK]' }}", ("[THINK]", "[/THINK]")),
         ("{{ '<channel|>' }}", ("<|channel>thought", "<channel|>")),
         ("{{ 'think' }}", None),
+        ("{{ '</thin' }}", None),
     ],
 )
 def test_the_marks_are_those_of_the_template(
@@ -82,6 +83,15 @@ def test_the_marks_are_those_of_the_template(
         (f"{opener}\n\n{closer}\n\n", Reasoning(marks, is_off=True)),
     ):
         assert reasoning_of(tokenizer, tokenizer.encode(f"Hello {end}")) == expected
+
+
+def test_a_template_that_begins_the_reasoning_need_not_end_it(tmp_path: Path) -> None:
+    """As that of Olmo 3."""
+    write_tokenizer(tmp_path, 320)
+    tokenizer = Tokenizer.open(add_template(tmp_path, "{{ '[assistant]<think>' }}"))
+    found = reasoning_of(tokenizer, tokenizer.encode("Hello<think>"))
+    assert found == Reasoning(MARKS, is_open=True)
+    assert reasoning_of(tokenizer, tokenizer.encode("Hello")) is None
 
 
 @pytest.mark.parametrize(

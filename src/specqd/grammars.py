@@ -81,7 +81,9 @@ class Grammars:
             )
         if self._tables is None:
             self._tables = llguidance.LLTokenizer(
-                self.tokenizer.to_json(), n_vocab=self.vocabulary, eos_token=self.eos_token_ids
+                self.tokenizer.to_json(self.vocabulary),
+                n_vocab=self.vocabulary,
+                eos_token=self.eos_token_ids,
             )
         return self._tables
 

@@ -256,6 +256,9 @@ def read_decoder(
     bos_ids = fields.id_or_ids("bos_token_id", bos)
     heads, kv_heads, head_dim = _read_heads(fields, num_kv_heads, head_dim)
     ropes = read_rope(fields, rope_fields(fields), max_positions, head_dim, rope, context)
+    if ropes.kind == "yarn":  # often added to a configuration that still states the trained length
+        longest = int(ropes.original_max_positions * ropes.factor)
+        max_positions = max(max_positions, longest)
     return DecoderConfig(
         model_type=str(fields.get("model_type")),
         hidden_size=fields.integer("hidden_size"),

@@ -11,7 +11,7 @@ import numpy as np
 
 from specqd.config.fields import Fields
 from specqd.errors import ConfigError, shown
-from specqd.formats.gguf import GgufFile
+from specqd.formats.gguf import GgufFile, of_all_layers
 
 _MODEL_TYPES = {  # by general.architecture
     "llama": "llama",
@@ -61,8 +61,12 @@ _SCALING = {  # keys of its rope scaling -> fields of rope_scaling
     "yarn_beta_slow": "beta_slow",
 }
 _EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
-# Converters leave these out of some files of chat models, so they are found by their text.
-_ENDS_OF_TURNS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
+# A file names at most three of the tokens that end a turn of a chat model. The others are found by
+# their text, as llama.cpp does.
+_ENDS_OF_TURNS = (
+    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"),
+    *("<|endoftext|>", "<|end_of_text|>"),
+)
 # Number of layers of each known Gemma -> whether its scores are scaled by head_dim; otherwise by
 # hidden_size / heads, which differs from head_dim in the largest models.
 _GEMMA_SCALED_BY_HEAD = {
@@ -85,6 +89,8 @@ def config_fields(gguf: GgufFile) -> Fields:
     values: dict[str, Any] = {"model_type": _MODEL_TYPES[architecture]}
     for key, name in _COPIED.items():
         value = gguf.get(f"{architecture}.{key}")
+        if key == "attention.head_count_kv":
+            value = of_all_layers(value)
         if value is not None:
             values[name] = _decimal(value)
     values.setdefault("num_key_value_heads", values.get("num_attention_heads"))
@@ -154,7 +160,7 @@ def _vocabulary(gguf: GgufFile) -> dict[str, Any]:
     if embedding is None or len(embedding.shape) != 2:
         raise _error(gguf, "has no embedding, token_embd.weight; it is not a language model")
     ids = [gguf.get(f"tokenizer.ggml.{key}") for key in _EOS_KEYS]
-    if gguf.get("tokenizer.ggml.eot_token_id") is None and gguf.get("tokenizer.chat_template"):
+    if gguf.get("tokenizer.chat_template"):
         tokens = gguf.get("tokenizer.ggml.tokens")
         if isinstance(tokens, list):
             ids += [tokens.index(each) for each in _ENDS_OF_TURNS if each in tokens]

@@ -215,6 +215,13 @@ class _Reader:
         return begin
 
 
+def of_all_layers(value: Any) -> Any:
+    """A number of all layers, where a file may list it for each; a list if they differ."""
+    if isinstance(value, list) and value and all(each == value[0] for each in value):
+        return value[0]
+    return value
+
+
 def is_gguf(path: Path) -> bool:
     """Returns whether a path names a GGUF file, judged by its suffix."""
     return path.suffix.lower() == ".gguf"

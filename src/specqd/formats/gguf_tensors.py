@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from specqd.errors import TensorError, shown
 from specqd.formats.bf16 import rounded_to_bf16, widened
-from specqd.formats.gguf import READABLE, GgufFile
+from specqd.formats.gguf import READABLE, GgufFile, of_all_layers
 from specqd.formats.gguf_quants import BLOCK_FORMATS, bf16_of_blocks
 from specqd.formats.gguf_recurrent import RECURRENT, RecurrentLayout, logarithms
 from specqd.formats.mapped import MappedFile
@@ -217,7 +217,7 @@ def _reordered(gguf: GgufFile) -> dict[str, int]:
     if architecture not in _REORDERED:
         return {}
     heads = gguf.get(f"{architecture}.attention.head_count")
-    kv_heads = gguf.get(f"{architecture}.attention.head_count_kv") or heads
+    kv_heads = of_all_layers(gguf.get(f"{architecture}.attention.head_count_kv")) or heads
     if not (isinstance(heads, int) and isinstance(kv_heads, int) and heads > 0 and kv_heads > 0):
         raise TensorError(f"{gguf.path}: {architecture}.attention.head_count is not a number")
     return {"q_proj": heads, "k_proj": kv_heads}

@@ -337,8 +337,8 @@ class LLM:
 
 
 def _check_vocabulary(directory: Path, tokenizer: Tokenizer, model: Model) -> None:
-    if tokenizer.vocab_size > model.config.vocab_size:
+    if tokenizer.own_size > model.config.vocab_size:
         raise TokenizerError(
-            f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens and the model "
+            f"{directory}: the tokenizer has {tokenizer.own_size} tokens and the model "
             f"{model.config.vocab_size}; they do not belong together"
         )

@@ -3,7 +3,7 @@
 Owns how each kind of vocabulary splits text. Knows nothing of files.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -98,7 +98,7 @@ def byte_level_backend(
     return backend
 
 
-def sentencepiece_backend(pieces: Pieces) -> Tokenizer:
+def sentencepiece_backend(pieces: Pieces, unstripped: Collection[str] | None = None) -> Tokenizer:
     """Builds sentencepiece's BPE or Unigram, with its treatment of spaces."""
     if pieces.algorithm == "bpe":
         vocabulary = {text: i for i, text in enumerate(pieces.texts)}
@@ -118,7 +118,7 @@ def sentencepiece_backend(pieces: Pieces) -> Tokenizer:
     if pieces.adds_space:
         parts.append(decoders.Strip(" ", 1, 0))
     backend.decoder = decoders.Sequence(parts)
-    _declare_whole(backend, pieces.texts, pieces.kinds)
+    _declare_whole(backend, pieces.texts, pieces.kinds, unstripped)
     return backend
 
 
@@ -182,11 +182,24 @@ def _normalizers(pieces: Pieces) -> list[normalizers.Normalizer]:
     return steps
 
 
-def _declare_whole(backend: Tokenizer, tokens: Sequence[str], kinds: Sequence[int]) -> None:
-    """Makes encoding find control tokens (special) and user-defined tokens before all others."""
+def _declare_whole(
+    backend: Tokenizer,
+    tokens: Sequence[str],
+    kinds: Sequence[int],
+    unstripped: Collection[str] | None = None,
+) -> None:
+    """Makes encoding find control tokens (special) and user-defined tokens before all others.
+
+    unstripped: the only ones that leave white space after them; None: all do.
+    """
     for kind, is_special in ((CONTROL, True), (USER_DEFINED, False)):
         whole = [
-            AddedToken(token, normalized=False, special=is_special)
+            AddedToken(
+                token,
+                normalized=False,
+                special=is_special,
+                rstrip=unstripped is not None and token not in unstripped,
+            )
             for token, its_kind in zip(tokens, kinds, strict=True)
             if its_kind == kind and token
         ]

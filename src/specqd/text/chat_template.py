@@ -94,7 +94,8 @@ def role_of(where: str, message: Mapping[str, Any]) -> str:
 def visible_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Returns the messages as plain data without None, with reasoning under its usual names.
 
-    Templates handle a missing key, but print `content: null` as "None". Raises RequestError for
+    Templates handle a missing key, but print `content: null` as "None". A message with calls alone
+    gets an empty content. Raises RequestError for
     messages that are not mappings of plain data, FieldError for an unknown role.
     """
     if not messages:
@@ -110,6 +111,8 @@ def visible_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
             {key: value for key, value in message.items() if value is not None}, where
         )
         plain["role"] = role_of(where, plain)
+        if plain.get("tool_calls"):  # some templates read the content of any message
+            plain.setdefault("content", "")
         reasoning = next((plain[name] for name in REASONING if name in plain), None)
         if reasoning is not None:
             plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}

@@ -21,6 +21,8 @@ from specqd.text.backends import (
 )
 
 _PREFIX = "tokenizer.ggml."
+# Phi-3's special tokens remove white space after them, which GGUF cannot say; all but these.
+_UNSTRIPPED_OF_PHI3 = ("<unk>", "<s>", "<|endoftext|>")
 _NAMED = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -53,7 +55,10 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
         backend = byte_level_backend(tokens, kinds, merges, split)
     elif model == "llama":
         adds_bos = True
-        backend = sentencepiece_backend(_pieces(keys, tokens, kinds))
+        is_phi3 = keys.gguf.get("general.architecture") == "phi3"
+        backend = sentencepiece_backend(
+            _pieces(keys, tokens, kinds), _UNSTRIPPED_OF_PHI3 if is_phi3 else None
+        )
     else:
         raise keys.error("model", "only gpt2 and llama are supported")
     named = {

@@ -60,21 +60,27 @@ def reasoning_of(tokenizer: Tokenizer, prompt: Sequence[int]) -> Reasoning | Non
     if has_channels(tokenizer):
         return Reasoning(None, has_special_marks=True)
     source = tokenizer.template_source
-    marks = next((pair for pair in _MARKS if pair[1] in source), None)
+    end = tokenizer.decode(prompt[-_LAST_TOKENS:], skip_special_tokens=False).rstrip()
+    marks = next((pair for pair in _MARKS if _has(source, end, *pair)), None)
     if marks is None:
         return None
     opener, closer = marks
-    end = tokenizer.decode(prompt[-_LAST_TOKENS:], skip_special_tokens=False).rstrip()
     is_special = tokenizer.is_special(closer) or tokenizer.is_special(opener)
     return Reasoning(marks, end.endswith(opener), end.endswith(closer), is_special)
+
+
+def _has(template: str, prompt: str, opener: str, closer: str) -> bool:
+    """Whether a template has these marks. One that begins the reasoning need not know how the model
+    ends it (Olmo 3)."""
+    return closer in template or (opener in template and prompt.endswith(opener))
 
 
 def answer_begun(tokenizer: Tokenizer, prompt: str, answer: str) -> str:
     """Returns a chat's prompt with the beginning of its answer. Reasoning that the prompt has begun
     is closed, empty."""
     for opener, closer in _MARKS:
-        is_open = closer in tokenizer.template_source and prompt.rstrip().endswith(opener)
-        if is_open and closer not in answer:
+        has_marks = _has(tokenizer.template_source, prompt.rstrip(), opener, closer)
+        if has_marks and prompt.rstrip().endswith(opener) and closer not in answer:
             return f"{prompt.rstrip()}\n\n{closer}\n\n{answer}"
     return prompt + answer
 

@@ -7,6 +7,7 @@ Builds on the `tokenizers` library. Reads `tokenizer.json`, or else sentencepiec
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -88,7 +89,9 @@ class Tokenizer:
         self._pieces = PieceMaker(backend, self._decode, self.special_ids)
         self._templates = dict(templates)
         self._texts_within: dict[int, str] = {}  # cached results of `text_within`
-        self.vocab_size: int = max(backend.get_vocab().values(), default=-1) + 1
+        self.vocab_size = _size(backend.get_vocab())
+        # Without added tokens: a model may lack rows for some that its texts never have.
+        self.own_size = _size(backend.get_vocab(with_added_tokens=False))
 
     @classmethod
     def open(cls, directory: Path) -> Tokenizer:
@@ -189,9 +192,15 @@ class Tokenizer:
             self._pieces(), self._backend.id_to_token, skipped, clean_up=self._clean_up
         )
 
-    def to_json(self) -> str:
-        """Returns the contents of tokenizer.json, with the special tokens of the settings."""
-        return str(self._backend.to_str())
+    def to_json(self, size: int | None = None) -> str:
+        """Returns the contents of tokenizer.json, with the special tokens of the settings; with
+        `size`, without the tokens that a model of that many lacks."""
+        text = str(self._backend.to_str())
+        if size is None or self.vocab_size <= size:
+            return text
+        content = json.loads(text)
+        content["added_tokens"] = [each for each in content["added_tokens"] if each["id"] < size]
+        return json.dumps(content)
 
     def text_within(self, token_id: int) -> str:
         """Returns the text that a token adds within a text.
@@ -311,6 +320,10 @@ class Tokenizer:
                 if token and token not in known and self.id_of(token) is not None
             ]
         )
+
+
+def _size(vocabulary: Mapping[str, int]) -> int:
+    return max(vocabulary.values(), default=-1) + 1
 
 
 def failure(verb: str, error: BaseException) -> TokenizerError:
