@@ -16,13 +16,10 @@ from specqd.errors import ConfigError, SpecqdError, TensorError, TokenizerError
 from specqd.formats.gguf import GgufFile
 from specqd.formats.gguf_tensors import GgufTensors, in_half_order, without_one
 from specqd.formats.safetensors import TensorDirectory
-from specqd.text.backends import CONTROL, NORMAL
-from specqd.text.gguf_tokenizer import read_gguf_tokenizer
 from specqd.text.tokenizer import Tokenizer
 from support.gguf_files import convert, model_metadata, string, typed, write_gguf
 from support.random_models import ROPE_SCALINGS, Shape, make_config, make_model
 from support.refusals import done_or_refused, refused
-from support.small_tokenizers import byte_fallback_bpe
 
 GEMMA2 = Shape("gemma2", layers=1, is_tied=True)
 VALUES: dict[str, Any] = {
@@ -384,26 +381,6 @@ def test_heads_may_be_listed_by_layer_if_all_layers_have_as_many(tmp_path: Path,
         shape = TensorDirectory.open(model)[name].shape
         found = [GgufTensors.open(path).bf16(name, shape) for path in (whole, listed)]
         assert np.array_equal(*found)
-
-
-def test_special_tokens_of_phi3_take_the_white_space_after_them(tmp_path: Path) -> None:
-    backend = byte_fallback_bpe()
-    path = tmp_path / "m.gguf"
-    tokens = [*(backend.id_to_token(i) for i in range(backend.get_vocab_size())), "<|user|>"]
-    kinds = [NORMAL] * (len(tokens) - 1) + [CONTROL]
-    found = []
-    for architecture in ("llama", "phi3"):
-        metadata = {
-            "general.architecture": architecture,
-            "tokenizer.ggml.model": "llama",
-            "tokenizer.ggml.tokens": tokens,
-            "tokenizer.ggml.scores": [0.0] * len(tokens),
-            "tokenizer.ggml.token_type": kinds,
-        }
-        write_gguf(path, metadata, {})
-        found.append(read_gguf_tokenizer(path).backend.encode("<|user|>\n  a").tokens[1:])
-    assert len(found[0]) > 1
-    assert found[1] == ["▁a"]
 
 
 def test_all_end_of_turn_tokens_end_the_text(tmp_path: Path, seed: int) -> None:

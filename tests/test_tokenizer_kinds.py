@@ -14,10 +14,12 @@ from tokenizers import Tokenizer as Backend
 
 from specqd.errors import SpecqdError, TokenizerError
 from specqd.hub import shipped_model
-from specqd.text.backends import NORMAL, Pieces
+from specqd.text.backends import CONTROL, NORMAL, Pieces
 from specqd.text.backends import _merges as merges_of
-from specqd.text.gguf_tokenizer import tokenizer_files
+from specqd.text.gguf_tokenizer import read_gguf_tokenizer, tokenizer_files
 from specqd.text.tokenizer import Tokenizer
+from support.gguf_files import write_gguf
+from support.small_tokenizers import byte_fallback_bpe
 from support.trained_models import SHARED_MODELS
 
 GOLDENS = Path(__file__).parent / "goldens" / "tokenizers"
@@ -199,3 +201,23 @@ def test_merges_are_all_pairs_that_form_a_piece(rng: np.random.Generator) -> Non
     found = merges_of({text: i for i, text in enumerate(texts)}, pieces)
     assert len(found) == len(expected)
     assert set(found) == expected
+
+
+def test_special_tokens_of_phi3_take_the_white_space_after_them(tmp_path: Path) -> None:
+    backend = byte_fallback_bpe()
+    path = tmp_path / "m.gguf"
+    tokens = [*(backend.id_to_token(i) for i in range(backend.get_vocab_size())), "<|user|>"]
+    kinds = [NORMAL] * (len(tokens) - 1) + [CONTROL]
+    found = []
+    for architecture in ("llama", "phi3"):
+        metadata = {
+            "general.architecture": architecture,
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.scores": [0.0] * len(tokens),
+            "tokenizer.ggml.token_type": kinds,
+        }
+        write_gguf(path, metadata, {})
+        found.append(read_gguf_tokenizer(path).backend.encode("<|user|>\n  a").tokens[1:])
+    assert len(found[0]) > 1
+    assert found[1] == ["▁a"]

@@ -257,11 +257,6 @@ def _fetch_weights(repo: Repository, path: Path) -> list[str]:
     repository lacks."""
     wanted = _missing_weights(path)
     if not any((path / name).exists() for name in ("tokenizer.json", "tokenizer.model")):
-        if not repo.is_offline and "tokenizer.model" not in repo.files(path):
-            raise HubError(
-                f"{repo.asked}: the repository has neither tokenizer.json nor tokenizer.model, and "
-                "other tokenizers are not read; choose a repository that has one"
-            )
         wanted.append("tokenizer.model")
     if WEIGHTS in wanted:
         wanted.append(PACKED_WEIGHTS)
