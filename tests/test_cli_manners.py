@@ -104,7 +104,7 @@ def test_a_byte_order_mark_is_no_part_of_a_prompt(small_model: Path, tmp_path: P
 
 
 def test_without_a_home_directory_commands_still_run() -> None:
-    """As in a container under a user id that has no name."""
+    """A container may run it under a user id that has no name."""
 
     def fails() -> Path:
         raise RuntimeError("Could not determine home directory.")

@@ -369,7 +369,7 @@ def test_the_configuration_is_that_of_config_json(tmp_path: Path, seed: int) -> 
 
 
 def test_heads_may_be_listed_by_layer_if_all_layers_have_as_many(tmp_path: Path, seed: int) -> None:
-    """As in files of Granite 4."""
+    """Files of Granite 4 list them."""
     model = make_model(tmp_path / "model", Shape(), seed)
     heads, layers = Shape().kv_heads, Shape().layers
     more = {"llama__attention__head_count_kv": [heads] * layers}

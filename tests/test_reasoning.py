@@ -86,7 +86,7 @@ def test_the_marks_are_those_of_the_template(
 
 
 def test_a_template_that_begins_the_reasoning_need_not_end_it(tmp_path: Path) -> None:
-    """As that of Olmo 3."""
+    """Olmo 3's does not."""
     write_tokenizer(tmp_path, 320)
     tokenizer = Tokenizer.open(add_template(tmp_path, "{{ '[assistant]<think>' }}"))
     found = reasoning_of(tokenizer, tokenizer.encode("Hello<think>"))

@@ -95,8 +95,8 @@ def visible_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
     """Returns the messages as plain data without None, with reasoning under its usual names.
 
     Templates handle a missing key, but print `content: null` as "None". A message with calls alone
-    gets an empty content. Raises RequestError for
-    messages that are not mappings of plain data, FieldError for an unknown role.
+    gets an empty content. Raises RequestError for messages that are not mappings of plain data,
+    FieldError for an unknown role.
     """
     if not messages:
         raise RequestError("messages: the list is empty; give at least one message")
