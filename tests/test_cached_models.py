@@ -24,7 +24,7 @@ from specqd.hub import (
 from specqd.model.weights import typical_bytes
 from support.command_line import run_program
 from support.fake_hub import FakeHub, commit_of
-from support.gguf_files import convert
+from support.gguf_files import convert, write_parts
 from support.hub_program import Program
 from support.random_models import Shape, make_model
 from support.refusals import refused
@@ -142,9 +142,27 @@ def test_one_of_several_gguf_files_is_named(program: Program, ggufs: Path, model
         assert pulled.stdout.endswith(b"/Small-XL-F16.gguf\n"), pulled.stderr
 
 
-def test_gguf_files_in_parts_are_refused(program: Program, ggufs: Path) -> None:
+def test_a_gguf_file_in_parts_is_fetched_and_listed_as_one(
+    program: Program, hub: FakeHub, ggufs: Path, model: Path
+) -> None:
+    expected = program("generate", str(ggufs / "Small-BF16.gguf"), *OPTIONS, "none")
+    (ggufs / "Small-BF16.gguf").unlink()
+    parts = write_parts(model, ggufs / "Small-F32.gguf")
+    pulled = program("pull", SHORT)
+    assert pulled.stdout.endswith(f"/{parts[0].name}\n".encode()), pulled.stderr
+    assert {each.name for each in parts} <= set(hub.fetched())
+    hub.repositories.clear()
+    for name in (SHORT, f"{REPOSITORY}:Small-F32"):
+        ran = program("generate", name, *OPTIONS, "none")
+        assert ran.stdout == expected.stdout, ran.stderr
+    report = program.models()[f"{REPOSITORY}:Small-F32"]
+    assert report["size_bytes"] == sum(each.stat().st_size for each in parts)
+    assert set(program.models()) == {SHIPPED, f"{REPOSITORY}:Small-F32"}
+
+
+def test_parts_of_gguf_files_are_refused(program: Program, ggufs: Path) -> None:
     (ggufs / "Small-BF16.gguf").rename(ggufs / "Small-BF16-00001-of-00002.gguf")
-    assert "llama-gguf-split --merge" in refused_line(program("pull", SHORT))
+    assert "no GGUF file of a whole language model" in refused_line(program("pull", SHORT))
 
 
 def test_a_linked_gguf_file_drafts_for_itself(tmp_path: Path, ggufs: Path) -> None:

@@ -213,7 +213,6 @@ def test_the_error_for_an_unsupported_type_names_it(good: Path, number: int, nam
     ("metadata", "error", "mention"),
     [
         ({"general__architecture": "gpt5"}, ConfigError, "architecture 'gpt5' is not supported"),
-        ({"split__count": 3}, ConfigError, "one of 3 parts"),
         ({"llama__expert_count": 8}, ConfigError, "mixtures of experts"),
         ({"llama__attention__value_length": 8}, ConfigError, "keys of 16, values of 8"),
         ({"llama__rope__dimension_count": 8}, ConfigError, "8 rotated"),

@@ -36,6 +36,7 @@ _SCALES_AT = {  # offsets in a block at which a scale or minimum in FP16 begins
     "MXFP4": (),
 }
 _MOST_LAYERS = 64
+PARTS = 3
 _ARCHITECTURES = {"gemma3_text": "gemma3", "qwen3_5_text": "qwen35"}
 _FAMILY_KEYS = {  # fields of config.json that only some families have
     "sliding_window": "attention.sliding_window",
@@ -185,6 +186,29 @@ def convert(directory: Path, path: Path, kind: str, **more: Any) -> Path:
         for name, values in tensors.items()
     }
     return write_gguf(path, metadata, written)
+
+
+def write_parts(model: Path, path: Path, *, is_first_empty: bool = False) -> list[Path]:
+    """Writes a model by the `gguf` package in PARTS files, whose names are made from `path`."""
+    metadata, tensors = converted(model)
+    count = PARTS - 1 if is_first_empty else PARTS
+    writer = gguf.GGUFWriter(
+        path,
+        metadata.pop("general.architecture"),
+        split_max_tensors=-(-len(tensors) // count),
+        small_first_shard=is_first_empty,
+    )
+    for key, value in metadata.items():
+        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+    for name, values in tensors.items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    parts = sorted(path.parent.glob(f"{path.stem}-*.gguf"))
+    assert len(parts) == PARTS
+    return parts
 
 
 def converted(directory: Path) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:

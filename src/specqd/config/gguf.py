@@ -85,7 +85,8 @@ def config_fields(gguf: GgufFile) -> Fields:
     if architecture in _UNCERTAIN:
         problem = f"GGUF files of architecture {architecture!r} do not say"
         raise _error(gguf, f"{problem} {_UNCERTAIN[architecture]}")
-    _refuse_parts(gguf, architecture)
+    if gguf.get(f"{architecture}.expert_count"):
+        raise _error(gguf, "mixtures of experts are not supported in GGUF files")
     values: dict[str, Any] = {"model_type": _MODEL_TYPES[architecture]}
     for key, name in _COPIED.items():
         value = gguf.get(f"{architecture}.{key}")
@@ -105,14 +106,6 @@ def config_fields(gguf: GgufFile) -> Fields:
         raise _error(gguf, "granite.attention.scale is missing")
     values["rope_scaling"] = _rope_scaling(gguf, architecture, values)
     return Fields(gguf.path, values)
-
-
-def _refuse_parts(gguf: GgufFile, architecture: str) -> None:
-    parts = gguf.get("split.count")
-    if isinstance(parts, int) and parts > 1:
-        raise _error(gguf, f"is one of {parts} parts; join them with `llama-gguf-split --merge`")
-    if gguf.get(f"{architecture}.expert_count"):
-        raise _error(gguf, "mixtures of experts are not supported in GGUF files")
 
 
 def _decimal(value: Any) -> Any:

@@ -1,13 +1,14 @@
 """Maps a GGUF file, checks it, and gives its metadata and named views of its raw data.
 
-Owns the file format, versions 2 and 3, and rejects damaged and hostile files. Does not know what
-keys and tensors mean.
+Owns the file format, versions 2 and 3, files in several parts, and rejects damaged and hostile
+files. Does not know what other keys and tensors mean.
 """
 
 import mmap
+import re
 import struct
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ READABLE = tuple(_STORAGE)
 _MOST_DIMENSIONS = 4  # ggml's limit
 _MOST_ITEMS = 1 << 24  # of all arrays together; far more than any vocabulary needs
 _DEEPEST_ARRAY = 4
+_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})")  # stem of a part's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,30 +88,45 @@ class GgufTensor:
     dtype: str
     shape: tuple[int, ...]  # in NumPy's order
     begin: int  # offset in bytes from the start of the file
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GgufFile:
-    """A mapped file whose header has been checked. Arrays are decoded on request."""
+    """A mapped file whose header has been checked. Arrays are decoded on request.
+
+    A file may be in several parts, as `llama-gguf-split` writes them: the first one holds the
+    metadata, and each one some of the tensors.
+    """
 
     path: Path
     tensors: Mapping[str, GgufTensor]
-    file: MappedFile
+    parts: Sequence[MappedFile]
     _values: Mapping[str, "Value | _UnreadArray"]
 
     @classmethod
     def open(cls, path: Path) -> "GgufFile":
-        """Maps and checks a file. Raises TensorError, in one line that names the file."""
-        file = MappedFile.open(path)
-        try:
-            values, tensors = _parse(file.data)
-        except ValueError as error:
-            raise TensorError(f"{path}: {error}; fetch the file again") from error
-        return cls(path, tensors, file, values)
+        """Maps and checks a file, and all of its parts. Raises TensorError, in one line that names
+        the file."""
+        file, values, tensors = _map(path)
+        parts = [file]
+        for number, other in enumerate(_other_parts(path, values), start=1):
+            file, own_values, more = _map(other)
+            stated = own_values.get("split.no"), own_values.get("split.count")
+            if stated != (number, values["split.count"]):
+                raise TensorError(f"{other}: is not part {number + 1} of {path}; fetch both again")
+            if twice := next((name for name in more if name in tensors), None):
+                raise TensorError(
+                    f"{other}: tensor {shown(twice)} is also in another part; fetch the files again"
+                )
+            tensors |= {name: replace(tensor, part=number) for name, tensor in more.items()}
+            parts.append(file)
+        return cls(path, tensors, parts, values)
 
     def check_unchanged(self) -> None:
         """Raises TensorError if the file changed since it was mapped."""
-        self.file.check_unchanged()
+        for part in self.parts:
+            part.check_unchanged()
 
     def get(self, key: str) -> Value | None:
         """Returns a value of the metadata, or None if there is no such key.
@@ -120,7 +137,7 @@ class GgufFile:
         if not isinstance(value, _UnreadArray):
             return value
         try:
-            return _Reader(self.file.data, value.begin).array()
+            return _Reader(self.parts[0].data, value.begin).array()
         except ValueError as error:
             raise TensorError(f"{self.path}: {key}: {error}; fetch the file again") from error
 
@@ -133,7 +150,8 @@ class GgufFile:
         tensor = self.tensors[name]
         weights, item = _STORAGE[tensor.dtype]
         count = prod(tensor.shape) // weights
-        data: NDArray[Any] = np.frombuffer(self.file.data, item, count, tensor.begin)
+        file = self.parts[tensor.part]
+        data: NDArray[Any] = np.frombuffer(file.data, item, count, tensor.begin)
         if weights > 1:
             return data.reshape(*tensor.shape[:-1], tensor.shape[-1] // weights)
         return data.reshape(tensor.shape)
@@ -225,6 +243,53 @@ def of_all_layers(value: Any) -> Any:
 def is_gguf(path: Path) -> bool:
     """Returns whether a path names a GGUF file, judged by its suffix."""
     return path.suffix.lower() == ".gguf"
+
+
+def parts_of(path: Path) -> list[Path]:
+    """The files among which a GGUF file is divided, judged by its name; itself if it is whole."""
+    part = _part(path)
+    if part is None:
+        return [path]
+    end = f"-of-{part['count']}{path.suffix}"
+    numbers = range(1, int(part["count"]) + 1)
+    return [path.with_name(f"{part['stem']}-{number:05}{end}") for number in numbers]
+
+
+def whole_stem(path: Path) -> str:
+    """The file's name without the suffix and without the number of a part."""
+    part = _part(path)
+    return path.stem if part is None else part["stem"]
+
+
+def _part(path: Path) -> re.Match[str] | None:
+    part = _PART.fullmatch(path.stem)
+    return part if part and 0 < int(part["number"]) <= int(part["count"]) else None
+
+
+def _map(
+    path: Path,
+) -> tuple[MappedFile, dict[str, "Value | _UnreadArray"], dict[str, GgufTensor]]:
+    file = MappedFile.open(path)
+    try:
+        return file, *_parse(file.data)
+    except ValueError as error:
+        raise TensorError(f"{path}: {error}; fetch the file again") from error
+
+
+def _other_parts(path: Path, values: Mapping[str, "Value | _UnreadArray"]) -> list[Path]:
+    """The parts after the first one, which this file must be."""
+    count = values.get("split.count", 1)
+    if count in (0, 1):
+        return []
+    parts = parts_of(path)
+    if len(parts) != count:
+        raise TensorError(
+            f"{path}: is one of {shown(count)} parts; give them their names again, which end in "
+            "-00001-of-... and so on"
+        )
+    if values.get("split.no") != 0 or path != parts[0]:
+        raise TensorError(f"{path}: is not the first of {count} parts; name {parts[0]}")
+    return parts[1:]
 
 
 def _parse(mapped: mmap.mmap) -> tuple[dict[str, Value | _UnreadArray], dict[str, GgufTensor]]:

@@ -113,7 +113,7 @@ class GgufTensors:
         return ((name, at.dtype, at.shape) for name, at in tensors if len(at.shape) == 2)
 
     def files(self) -> Iterable[MappedFile]:
-        return [self._gguf.file]
+        return self._gguf.parts
 
     def check_unchanged(self) -> None:
         self._gguf.check_unchanged()

@@ -15,7 +15,7 @@ from typing import Any
 
 from specqd.config import embedding, read_config
 from specqd.errors import HubError, SpecqdError
-from specqd.formats.gguf import is_gguf
+from specqd.formats.gguf import is_gguf, parts_of, whole_stem
 from specqd.formats.safetensors import INDEX, PACKED_WEIGHTS, WEIGHTS, read_index
 from specqd.hub.catalogue import SHORT_NAMES as SHORT_NAMES
 from specqd.hub.repository import Repository, local_files
@@ -27,7 +27,6 @@ _REPO = re.compile(
     r"(?::(?P<file>[\w.-]+))?",
     re.ASCII,
 )
-_PART = re.compile(r"-\d{5}-of-\d{5}$")  # of a GGUF file's stem
 SHIPPED = "pycode-28m"
 _DESCRIPTION = [
     "config.json",
@@ -126,7 +125,7 @@ def model_name(path: Path) -> str:
         repo = place.parent.parent.name
         if place.parent.name == "snapshots" and repo.startswith("models--"):
             name = repo.removeprefix("models--").replace("--", "/", 1)
-            return name if place == path else f"{name}:{path.stem}"
+            return name if place == path else f"{name}:{whole_stem(path)}"
     return path.name or path.resolve().name
 
 
@@ -149,7 +148,7 @@ def cached_models() -> list[CachedModel]:
         files = [path / name for name in _gguf_files(local_files(path))]
         if (path / "config.json").is_file() and not (files and _missing_weights(path)):
             found.append(CachedModel(repo.repo_id, path, repo.size_on_disk))
-        found += [CachedModel(model_name(file), file, file.stat().st_size) for file in files]
+        found += [CachedModel(model_name(file), file, _bytes_of(file)) for file in files]
     return sorted(found, key=lambda each: each.name.lower())
 
 
@@ -270,8 +269,7 @@ def _fetch_gguf(repo: Repository, snapshot: Path, names: list[str], file: str | 
     whole = _gguf_files(names)
     if not whole:
         raise HubError(
-            f"{repo.asked}: the repository has no GGUF file in one piece; fetch the parts, join "
-            "them with `llama-gguf-split --merge`, and name the file"
+            f"{repo.asked}: the repository has no GGUF file of a whole language model; name another"
         )
     ends = _ends(whole)
     fitting = [name for name, end in zip(whole, ends, strict=True) if _is_called(name, end, file)]
@@ -279,29 +277,39 @@ def _fetch_gguf(repo: Repository, snapshot: Path, names: list[str], file: str | 
         problem = "has several GGUF files" if file is None else f"has no GGUF file {file!r}"
         known = f"{repo.asked}:FILE with one of {', '.join(ends)}"
         raise HubError(f"{repo.asked}: {problem}; name {known}")
-    if not (snapshot / fitting[0]).exists():
-        repo.download(snapshot.name, fitting, is_shown=True)
-    return snapshot / fitting[0]
+    path = snapshot / fitting[0]
+    if missing := [each for each in parts_of(path) if not each.exists()]:
+        names = [each.relative_to(snapshot).as_posix() for each in missing]
+        repo.download(snapshot.name, names, is_shown=True)
+    return path
 
 
 def _is_called(name: str, end: str, file: str | None) -> bool:
-    stem = Path(name).stem.lower()
-    return file is None or file.lower().removesuffix(".gguf") in (end.lower(), stem)
+    path = Path(name)
+    called = (end.lower(), whole_stem(path).lower(), path.stem.lower())
+    return file is None or file.lower().removesuffix(".gguf") in called
 
 
 def _gguf_files(names: Iterable[str]) -> list[str]:
-    """The GGUF files that hold a whole language model."""
-    files = (Path(name) for name in names)
+    """The GGUF files that hold a language model; of one in parts, the first, if all are there."""
+    files = {Path(name) for name in names}
     return sorted(
-        str(file)
+        file.as_posix()
         for file in files
-        if is_gguf(file) and not _PART.search(file.stem) and not file.name.startswith("mmproj")
+        if is_gguf(file)
+        and not file.name.startswith("mmproj")
+        and file == parts_of(file)[0]
+        and files.issuperset(parts_of(file))
     )
+
+
+def _bytes_of(file: Path) -> int:
+    return sum(part.stat().st_size for part in parts_of(file))
 
 
 def _ends(names: Sequence[str]) -> list[str]:
     """The files' names without the words with which all of them begin."""
-    stems = [re.split(r"(?<=[-.])", Path(name).stem) for name in names]
+    stems = [re.split(r"(?<=[-.])", whole_stem(Path(name))) for name in names]
     shared = 0
     while all(len(stem) > shared + 1 and stem[shared] == stems[0][shared] for stem in stems):
         shared += 1
