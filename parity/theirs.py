@@ -11,12 +11,37 @@ import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
+from transformers.modeling_outputs import CausalLMOutput
+from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3_vl
 
 from support import reference
 from support.random_models import bf16_bits, read_model, write_safetensors
 
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
+
+
+class Qwen3VLTextForCausalLM(qwen3_vl.Qwen3VLPreTrainedModel):
+    """transformers has no class for this text part alone."""
+
+    config: qwen3_vl.Qwen3VLTextConfig
+    base_model_prefix = "model"
+
+    def __init__(self, config: qwen3_vl.Qwen3VLTextConfig) -> None:
+        super().__init__(config)
+        self._tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+        self.model = qwen3_vl.Qwen3VLTextModel(config)
+        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(self, input_ids: torch.Tensor, use_cache: bool) -> CausalLMOutput:
+        rows = self.model(input_ids=input_ids, use_cache=use_cache).last_hidden_state
+        return CausalLMOutput(logits=self.lm_head(rows))
+
+
+transformers.AutoModelForCausalLM.register(
+    qwen3_vl.Qwen3VLTextConfig, Qwen3VLTextForCausalLM, exist_ok=True
+)
 
 
 def logits(

@@ -1,12 +1,13 @@
 """A model that also reads images gives the logits of its text model, under either naming."""
 
+import json
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from specqd.cli import main
-from specqd.config import read_config
+from specqd.config import RopeConfig, read_config
 from specqd.errors import ConfigError
 from specqd.model.model import Machine, Model
 from support.families import FAMILY_SHAPES
@@ -19,7 +20,9 @@ SHAPES = {
     "qwen3_5_text": FAMILY_SHAPES["qwen3_5_text"],
     "qwen3_5_moe_text": FAMILY_SHAPES["qwen3_5_moe_text"],
     "mistral, tied": Shape("mistral", window=9, is_tied=True),
+    "gemma3_text": FAMILY_SHAPES["gemma3_text"],
     "gemma4_text": FAMILY_SHAPES["gemma4_text"],
+    "qwen3_vl_text": FAMILY_SHAPES["qwen3_vl_text"],
 }
 MACHINE = Machine.choose(1)
 TOKENS = list(range(1, 100))
@@ -49,6 +52,28 @@ def test_a_wrapped_model_is_packed(tmp_path: Path, seed: int, naming: Naming) ->
     wrapped, packed = wrap_model(tmp_path / "wrapped", text, naming), tmp_path / "packed"
     assert main(["pack", str(wrapped), str(packed), "--calibrate", "none"]) == 0
     assert logits(packed) == logits(text)
+
+
+def test_gemma_3_leaves_out_what_has_its_default(tmp_path: Path) -> None:
+    text = {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    around = {"model_type": "gemma3", "eos_token_id": [1, 106], "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(around))
+    config = read_config(tmp_path)
+    heads = config.num_heads, config.num_kv_heads, config.head_dim, config.attention_scale
+    assert heads == (8, 4, 256, 1 / 16)
+    assert (config.vocab_size, config.max_positions) == (262_208, 131_072)
+    assert (config.tied_embeddings, config.bos_token_id) == (True, 2)
+    assert config.eos_token_ids == (1, 106)
+    sliding, full = RopeConfig("default", 1e4), RopeConfig("linear", 1e6, 8.0)
+    assert config.ropes[:7] == (*(sliding,) * 5, full, sliding)
+    assert config.windows[:7] == (*(1024,) * 5, 0, 1024)
 
 
 def test_token_ids_of_the_wrapper_hold_where_the_text_part_has_none(

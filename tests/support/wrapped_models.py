@@ -14,8 +14,8 @@ Naming = Literal["model.language_model.", "language_model."]
 
 
 def wrap_model(directory: Path, model: Path, naming: Naming, **more: Any) -> Path:
-    """Writes the model as the text part of a `mistral3`, `qwen3_5` or `gemma4`, with `more` entries
-    of config.json."""
+    """Writes the model as the text part of a `mistral3`, `qwen3_5`, `gemma4` and so on, with `more`
+    entries of config.json."""
     shutil.copytree(model, directory)
     config, tensors = read_model(model)
     wrapped = {"vision_tower.weight": np.full((64, 64), 0x7FC0, np.uint16)}  # NaN, never read

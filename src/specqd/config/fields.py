@@ -136,6 +136,10 @@ class Fields:
         """The object `name`, empty where it is absent."""
         return Fields(self.path, self.object(name) or {}, f"{self.within}{name}.")
 
+    def with_defaults(self, **values: Any) -> "Fields":
+        """The same object with these members where it has none; a null of its own remains."""
+        return Fields(self.path, {**values, **self.values}, self.within)
+
     def with_values(self, **values: Any) -> "Fields":
         """The same object with these members in place of its own."""
         return Fields(self.path, {**self.values, **values}, self.within)

@@ -28,7 +28,11 @@ def read_gemma2(fields: Fields, context: int | None) -> DecoderConfig:
 
 
 def read_gemma3(fields: Fields, context: int | None) -> DecoderConfig:
-    """One rope for layers with a window, another for layers without."""
+    """One rope for layers with a window, another for layers without.
+
+    Text parts of models that also read images leave out what has its default.
+    """
+    fields = fields.with_defaults(num_attention_heads=8, vocab_size=262_208)
     if fields.flag("use_bidirectional_attention"):
         raise fields.wrong("use_bidirectional_attention", "false")
     types = alternating_types(fields, fields.integer("sliding_window_pattern", 6))
@@ -90,5 +94,5 @@ def read_gemma_decoder(
 
 FAMILIES = {
     "gemma2": Family(read_gemma2, NORMS_AROUND),
-    "gemma3_text": Family(read_gemma3, NORMS_AROUND),
+    "gemma3_text": Family(read_gemma3, NORMS_AROUND, wrapper="gemma3"),
 }

@@ -112,6 +112,12 @@ def read_qwen3(fields: Fields, context: int | None) -> DecoderConfig:
     return replace(config, qk_norm="one")
 
 
+def read_qwen3_vl(fields: Fields, context: int | None) -> DecoderConfig:
+    """The text part of Qwen 3 VL. The sections of `mrope` are for images and change no text."""
+    defaults = fields.with_defaults(max_position_embeddings=128_000, rope_theta=500_000.0)
+    return read_qwen3(defaults, context)
+
+
 def _qwen_windows(fields: Fields) -> tuple[int, ...]:
     num_layers = layer_count(fields)
     window = read_window(fields, 4096) if fields.flag("use_sliding_window") else 0
@@ -322,6 +328,7 @@ FAMILIES = {
     ),
     "qwen2": Family(read_qwen2),
     "qwen3": Family(read_qwen3),
+    "qwen3_vl_text": Family(read_qwen3_vl, wrapper="qwen3_vl"),
     "mimo": Family(read_mimo, mtp=_mimo_mtp),
     "olmo2": Family(read_olmo2, NORMS_AFTER),
     "olmo3": Family(read_olmo3, NORMS_AFTER),

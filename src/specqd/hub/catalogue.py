@@ -115,6 +115,9 @@ _QWEN3_0_6B = Entry("qwen3:0.6b", "Qwen/Qwen3-0.6B", "qwen3", 0.596, 0.596, 114.
 CATALOGUE = (
     Entry("gemma3:270m", "google/gemma-3-270m-it", "gemma3_text", 0.268, 0.268, 18.43),
     Entry("gemma3:1b", "google/gemma-3-1b-it", "gemma3_text", 1.000, 1.000, 26.62),
+    Entry("gemma3:4b", "google/gemma-3-4b-it", "gemma3", 3.880, 3.880, 139.26),
+    Entry("gemma3:12b", "google/gemma-3-12b-it", "gemma3", 11.766, 11.766, 393.22),
+    Entry("gemma3:27b", "google/gemma-3-27b-it", "gemma3", 27.009, 27.009, 507.90),
     Entry("gemma4:e2b", "google/gemma-4-E2B-it", "gemma4", 2.279, 2.279, 18.43),
     Entry("gemma4:e4b", "google/gemma-4-E4B-it", "gemma4", 4.644, 4.644, 57.34),
     Entry(

@@ -27,6 +27,7 @@ MINISTRAL_ROPE = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.4,
 }
+MROPE = {"rope_type": "default", "mrope_section": [4, 4, 4], "mrope_interleaved": True}
 
 FAMILIES = {
     "llama": Family(
@@ -148,6 +149,28 @@ FAMILIES = {
                 HEADS_72, heads=7, kv_heads=1, layers=3, window=21, rope_theta=1e6,
             ),
         },
+    ),
+    "qwen3_vl_text": Family(
+        shapes={
+            "": replace(
+                SMALL, hidden=56, heads=5, kv_heads=1, head_dim=24, vocab=271, rope_theta=5e6,
+                rope_scaling=MROPE,
+            ),
+        },
+        parity={
+            "72, mrope": replace(HEADS_72, layers=3, rope_theta=5e6, rope_scaling=MROPE),
+            "40 tied, rope parameters": replace(
+                HEADS_40, is_tied=True, spells_rope_parameters=True,
+            ),
+        },
+        traits=[
+            (
+                {"rope_scaling": MROPE},
+                {
+                    "ropes": (RopeConfig("default", 5e5),) * 4, "head_dim": 128, "qk_norm": "one",
+                },
+            ),
+        ],
     ),
     "smollm3": Family(
         shapes={
