@@ -4,6 +4,7 @@ import asyncio
 import re
 import subprocess
 import sys
+from contextlib import ExitStack
 
 from openai import AsyncOpenAI
 
@@ -11,9 +12,8 @@ PROMPTS = ["def area(r):\n", "import json\n", "class Circle:\n", "if __name__"]
 
 
 async def ask(client: AsyncOpenAI, prompt: str) -> str:
-    sampling = {"max_tokens": 32, "temperature": 0.8, "seed": 7}
-    answer = await client.completions.create(model="pycode-28m", prompt=prompt, **sampling)
-    return answer.choices[0].text
+    asked = {"model": "pycode-28m", "prompt": prompt, "max_tokens": 32, "seed": 7}
+    return (await client.completions.create(**asked)).choices[0].text
 
 
 async def main(url: str) -> None:
@@ -24,7 +24,7 @@ async def main(url: str) -> None:
 
 
 command = [sys.executable, "-m", "specqd", "serve", "--port", "0"]
-with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server, ExitStack() as ends:
+    ends.callback(server.terminate)
     url = next(found[0] for line in server.stderr if (found := re.search(r"http://\S+", line)))
     asyncio.run(main(f"{url}/v1"))
-    server.terminate()
