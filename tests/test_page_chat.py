@@ -192,6 +192,9 @@ def test_chats_come_back_after_a_reload_and_can_be_deleted(browser: Any, served:
         page.locator("#chat-list .remove").first.click()
         assert page.locator("#chat-list li").count() == 1
         page.locator("#forget").click()
+        assert page.locator("#forget").text_content() == "Delete 1 chat for good"
+        assert page.locator("#chat-list li").count() == 1
+        page.locator("#forget").click()
         assert page.locator("#chat-list li").count() == 0
         page.reload()
         page.locator("#welcome").wait_for()
@@ -214,12 +217,12 @@ def test_the_oldest_chats_are_deleted_if_there_are_too_many(browser: Any, served
           const huge = { ...newChat(), turns: [{ asked: "z".repeat(20_000_000), runs: [] }] };
           const had = [keep(large), keep(larger)];
           const left = chats().map((chat) => chat.turns[0].asked[0]);
-          return { many, had, left, huge: keep(huge) };
+          return { many, had, left, huge: keep(huge), after: chats().length };
         }""")
         assert kept["many"] == [str(i) for i in range(54, 4, -1)]
         assert kept["had"] == [True, True]
         assert kept["left"] == ["y"]
-        assert kept["huge"] is False
+        assert (kept["huge"], kept["after"]) == (False, 1)  # what was there is there again
 
 
 def test_colours_follow_the_choice_or_else_the_system(browser: Any, served: Served) -> None:
@@ -269,7 +272,7 @@ def test_a_deleted_chat_that_is_open_is_closed_and_not_stored_again(
         answer(visit, stream_of(["first"]))
         visit.send("Hello")
         visit.page.locator("#chats-button").click()
-        visit.page.locator("#forget").click()
+        visit.page.locator("#forget").dblclick()
         visit.page.locator("#chats-close").click()
         visit.page.locator("#welcome").wait_for()
         visit.send("More")

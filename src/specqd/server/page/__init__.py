@@ -36,6 +36,7 @@ _FILES = (
     "room.js",
     "scheme.js",
     "shown.js",
+    "storage.js",
     "store.js",
     "vendor/markdown-it.min.js",  # licences are in vendor/LICENSE.markdown-it
 )

@@ -1,5 +1,7 @@
 /** Sends requests to the server's paths and reads answers and events. Knows nothing of display. */
 
+import { session } from "./storage.js";
+
 const KEY = "specqd-api-key";
 
 export class RefusedError extends Error {
@@ -11,7 +13,7 @@ export class RefusedError extends Error {
 
 /** Stores the key until this tab is closed. */
 export function keepKey(key) {
-  sessionStorage.setItem(KEY, key);
+  session.setItem(KEY, key);
 }
 
 /** Sends GET, or POST if there is a body, and returns the JSON of the answer. */
@@ -45,7 +47,7 @@ export async function* events(path, body, signal) {
 
 async function call(path, body, signal) {
   const headers = {};
-  const key = sessionStorage.getItem(KEY);
+  const key = session.getItem(KEY);
   if (key) headers.Authorization = `Bearer ${key}`;
   const request = { headers, signal, cache: "no-store" };
   if (body) {

@@ -8,7 +8,7 @@ import { addVersions, focusVersions, openEditor } from "./message.js";
 import { newRun } from "./meter.js";
 import { openRace } from "./race.js";
 import { roomAfter, shifted } from "./room.js";
-import { announce, copyOf, copyText, count, element, following } from "./shown.js";
+import { announce, answerOn, copyOf, copyText, count, element, following } from "./shown.js";
 import { keep, newChat } from "./store.js";
 
 const MOST_TOKENS = 512; // per answer, by default
@@ -16,10 +16,12 @@ const LARGEST_SEED = 2 ** 32;
 
 export class Conversation {
   chat = newChat();
-  #running = null; // the AbortController of the current request
+  #running = null; // {controller, turn, earlier}: the current requests, see #answer
+  #isLoading = false;
 
   /** facts: about the server's model. settings: returns {sampling, maxTokens, seed, system,
-   * compares, shifts}. on: handlers {running(is), refused(turn), changed(chat)}. */
+   * compares, shifts}. on: handlers {running(is), begun(), refused(turn), stored(is),
+   * changed(chat)}. */
   constructor(box, facts, settings, on) {
     Object.assign(this, { box, facts, settings, on });
   }
@@ -28,12 +30,36 @@ export class Conversation {
     return Boolean(this.#running);
   }
 
+  /** Whether nothing can be asked now. */
+  get isBusy() {
+    return this.isRunning || this.#isLoading;
+  }
+
+  /** Whether another model is being loaded. */
+  setLoading(is) {
+    this.#isLoading = is;
+    this.#showBusy();
+  }
+
   get mostTokens() {
     return Math.min(MOST_TOKENS, Math.floor(this.facts.max_context / 2));
   }
 
   stop() {
-    this.#running?.abort();
+    this.#running?.controller.abort();
+  }
+
+  /** Stores a chat whose answer has not ended, because the page may not come back. */
+  leave() {
+    if (!this.isRunning || this.chat.isDeleted) return;
+    const { turn, earlier } = this.#running;
+    const asked = { model: this.facts.model };
+    const begun = turn.runs.length ? turn.runs : [newRun("", this.facts.chain, asked)];
+    const stopped = begun.map((run) => ({ ...run, ending: run.ending ?? "cancelled" }));
+    const runs = earlier && !begun[0].tokens.length ? earlier : stopped;
+    const turns = this.chat.turns.map((each) => (each === turn ? { ...each, runs } : each));
+    const copy = { ...this.chat, turns };
+    if (keep(copy)) Object.assign(this.chat, { id: copy.id, changed: copy.changed });
   }
 
   /** Shows another chat, or a new one. */
@@ -73,6 +99,7 @@ export class Conversation {
     const edited = { asked, files: turn.files, dropped: this.#droppedBefore(index), runs: [] };
     branch(turns, index, edited);
     this.#draw(index);
+    this.on.begun();
     const problem = await this.#answer(edited);
     if (!problem) return;
     withdraw(turns, index, shown);
@@ -99,6 +126,8 @@ export class Conversation {
     turn.runs = [];
     turn.element.querySelector(".runs").replaceChildren();
     turn.element.querySelector(".verdict").hidden = true;
+    turn.element.querySelector(":scope > .problem")?.remove();
+    this.on.begun();
     const problem = await this.#answer(turn, runs);
     if (!problem) return;
     this.#draw(index);
@@ -106,23 +135,24 @@ export class Conversation {
   }
 
   /** Replays drafted and plain decoding side by side. Runs plain decoding first if needed. */
-  async race(turn) {
+  async race(turn, button) {
     const [drafted] = turn.runs;
     const length = drafted.ids.length;
-    if (drafted.steps.length < 2) return announce("This answer is too short for a race.");
+    if (drafted.steps.length < 2) return answerOn(button, "Too short for a race");
     if (turn.runs[1]?.ids.length !== length) {
       turn.element.querySelectorAll(".run")[1]?.remove();
       turn.runs.length = 1;
       const asked = { ...drafted.asked, draft: "none" };
       if (drafted.ending === "cancelled") asked.max_tokens = length;
-      await this.#run(turn, (signal) => this.#write(turn, "Plain", asked, signal));
+      await this.#run({ turn }, (signal) => this.#write(turn, "Plain", asked, signal));
     }
     const isEqual = turn.runs[1].ids.length === length && verdictOf(turn.runs).isEqual;
     if (isEqual && turn.element.isConnected) openRace(turn.runs);
-    else announce(turn.element.querySelector(".verdict").textContent);
+    else announce(turn.runs[1].problem ?? turn.element.querySelector(".verdict").textContent);
   }
 
-  /** Returns the problem that prevents an answer, if there is one and the chat is still open.
+  /** Returns the problem that prevents an answer, if there is one and the chat is still open. An
+   * answer that a problem cuts off stays, as one that is stopped.
    * earlier: runs that stay if there is a problem, or if the answer is stopped before it begins. */
   async #answer(turn, earlier) {
     const { chat } = this;
@@ -130,7 +160,7 @@ export class Conversation {
     const { compares, system } = this.settings();
     if (this.facts.has_chat_template && turn === chat.turns[0]) chat.system = system;
     const isCompared = compares && this.facts.chain.length > 1;
-    await this.#run(turn, async (signal) => {
+    await this.#run({ turn, earlier }, async (signal) => {
       const asked = await this.#settingsOf(turn, signal);
       const run = await this.#write(turn, isCompared ? "With drafts" : "", asked, signal);
       if (earlier && (run.problem || (signal.aborted && !run.tokens.length))) {
@@ -145,29 +175,30 @@ export class Conversation {
       announce(failure);
       return failure;
     }
-    const [{ answer, problem }] = turn.runs;
-    const verdict = turn.runs.length > 1 ? verdictOf(turn.runs).text : "";
-    announce([problem ?? answer, verdict].filter(Boolean).join(" \u2014 "));
-    return problem;
+    const [run] = turn.runs;
+    const verdict = isComparable(turn) ? verdictOf(turn.runs).text : "";
+    announce([run.answer, run.problem, verdict].filter(Boolean).join(" \u2014 "));
+    return isRefused(run) ? run.problem : undefined;
   }
 
   /** Runs requests of a turn, and stores the chat. */
-  async #run(turn, work) {
+  async #run({ turn, earlier }, work) {
     const { chat } = this;
     const controller = new AbortController();
-    this.#setRunning(controller);
+    const running = { controller, turn, earlier };
+    this.#setRunning(running);
     try {
       await work(controller.signal);
     } finally {
-      if (controller === this.#running) this.#setRunning(null);
+      if (running === this.#running) this.#setRunning(null);
     }
     if (chat === this.chat) following(() => this.#end(turn));
-    if (!turn.runs[0].problem) this.#store(chat);
+    if (!isRefused(turn.runs[0])) this.#store(chat);
   }
 
   #store(chat = this.chat) {
     if (chat.isDeleted) return;
-    if (!keep(chat)) announce("The browser has no space left to store this chat.");
+    this.on.stored(keep(chat));
     this.#afterwards();
   }
 
@@ -264,8 +295,8 @@ export class Conversation {
     this.box.append(made);
     turn.element = made;
     addVersions(made.querySelector(".versions"), turn.fork, {
-      edit: () => this.isRunning || this.#openEditor(turn, turn.asked, ""),
-      show: (steps) => this.isRunning || this.#showBranch(turn, steps),
+      edit: () => this.isBusy || this.#openEditor(turn, turn.asked, ""),
+      show: (steps) => this.isBusy || this.#showBranch(turn, steps),
     });
     this.#showDropped(turn);
     this.#afterwards();
@@ -286,7 +317,7 @@ export class Conversation {
 
   #openEditor(turn, text, problem) {
     const message = turn.element.querySelector(".asked");
-    openEditor(message, text, problem, (asked) => this.isRunning || this.#edit(turn, asked));
+    openEditor(message, text, problem, (asked) => this.isBusy || this.#edit(turn, asked));
   }
 
   #addRun(turn, run) {
@@ -303,9 +334,12 @@ export class Conversation {
     };
     add("Copy", "copy", (button) => copyText(run.answer, button));
     if (!run.asked.draft) {
-      const addRequest = (label, name, work) => add(label, name, () => this.isRunning || work());
+      const addRequest = (label, name, work) =>
+        add(label, name, (button) => this.isBusy || work(button));
       addRequest("Regenerate", "regenerate", () => this.regenerate());
-      if (run.chain.length > 1) addRequest("Race plain decoding", "race", () => this.race(turn));
+      if (run.chain.length > 1) {
+        addRequest("Race plain decoding", "race", (button) => this.race(turn, button));
+      }
     }
     turn.element.querySelector(".runs").append(view.section);
     return view;
@@ -321,23 +355,31 @@ export class Conversation {
 
   #end(turn) {
     const line = turn.element.querySelector(".verdict");
-    line.hidden = turn.runs.length < 2;
+    line.hidden = !isComparable(turn);
     if (line.hidden) return;
     const { text, isEqual } = verdictOf(turn.runs);
     line.textContent = text;
     line.classList.toggle("equal", isEqual);
   }
 
-  #setRunning(controller) {
-    this.#running = controller;
-    this.box.classList.toggle("running", Boolean(controller));
-    this.on.running(Boolean(controller));
+  #setRunning(running) {
+    this.#running = running;
+    this.#showBusy();
+    this.on.running(this.isRunning);
+  }
+
+  #showBusy() {
+    this.box.classList.toggle("running", this.isBusy);
   }
 
   #afterwards() {
     this.on.changed(this.chat);
   }
 }
+
+const isRefused = (run) => Boolean(run.problem) && !run.tokens.length;
+
+const isComparable = ({ runs }) => runs.length > 1 && !runs.some(({ problem }) => problem);
 
 const quoted = (text) => `\u201c${text.length > 40 ? `${text.slice(0, 37)}\u2026` : text}\u201d`;
 

@@ -17,13 +17,21 @@ export class Attachments {
       await this.#add(input.files);
       input.value = "";
     });
-    const form = at("composer");
-    form.addEventListener("dragover", (event) => event.preventDefault());
-    form.addEventListener("drop", (event) => {
-      if (!event.dataTransfer.files.length || at("attach").hidden) return;
+    // Everywhere, because a file that is dropped elsewhere would be opened in place of the page.
+    addEventListener("dragover", (event) => event.preventDefault());
+    addEventListener("drop", (event) => {
+      if (!event.dataTransfer.files.length) return;
       event.preventDefault();
-      this.#add(event.dataTransfer.files);
+      if (!at("attach").hidden) this.#add(event.dataTransfer.files);
     });
+  }
+
+  /** Offers to attach files. A model that does not read them gets none, which the page says. */
+  allow(may) {
+    at("attach").hidden = !may;
+    const isLeft = !may && this.files.length > 0;
+    if (isLeft) this.set([]);
+    this.#complain(isLeft ? "This model reads no files. They were removed." : "");
   }
 
   /** Returns the files, and leaves none. */
@@ -47,10 +55,14 @@ export class Attachments {
     const files = read.filter((each) => !(each instanceof Error));
     const problems = read.filter((each) => each instanceof Error).map(({ message }) => message);
     this.set([...this.files, ...files]);
-    at("file-problem").textContent = problems.join(" ");
-    at("file-problem").hidden = !problems.length;
+    this.#complain(problems.join(" "));
     if (!problems.length) announce(`Attached: ${files.map(({ name }) => name).join(", ")}.`);
     at("prompt").focus();
+  }
+
+  #complain(problem) {
+    at("file-problem").textContent = problem;
+    at("file-problem").hidden = !problem;
   }
 }
 

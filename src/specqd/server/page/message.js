@@ -1,6 +1,6 @@
 /** Shows what a message of the chat offers: its versions and its editor. Knows no requests. */
 
-import { copyOf, element } from "./shown.js";
+import { copyOf, element, isSending } from "./shown.js";
 
 /** Adds buttons to a message. fork: of its turn, if it has several versions. work: handlers
  * {edit(), show(steps)}. */
@@ -45,8 +45,7 @@ export function openEditor(message, text, problem, send) {
   form.querySelector(".cancel").addEventListener("click", close);
   form.addEventListener("keydown", (event) => {
     if (event.key === "Escape") close();
-    if (event.target !== field || event.key !== "Enter") return;
-    if (event.shiftKey || event.isComposing) return;
+    if (event.target !== field || !isSending(event)) return;
     event.preventDefault();
     form.requestSubmit();
   });

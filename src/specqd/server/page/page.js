@@ -6,8 +6,9 @@ import { Conversation } from "./conversation.js";
 import { Attachments } from "./files.js";
 import { Live } from "./live.js";
 import { allowChoice, chosenFacts, onChoice } from "./picker.js";
-import { announce, at, element } from "./shown.js";
-import { chats, choices, choose, drop } from "./store.js";
+import { announce, at, count, element, isSending } from "./shown.js";
+import { session } from "./storage.js";
+import { chatOf, chats, choices, choose, drop } from "./store.js";
 
 const OPEN = "specqd-open"; // the chat of this tab, which a reload shows again
 
@@ -17,6 +18,7 @@ const attachments = new Attachments();
 
 let facts = null; // about the model
 let conversation = null;
+let hasSpace = true; // in the browser's storage
 
 // --- The composer ------------------------------------------------------------------------------
 
@@ -28,7 +30,7 @@ function settings() {
     seed: value("seed"),
     system: at("system").value.trim(),
     compares: at("compare").checked,
-    shifts: facts.has_chat_template && at("on-full").value === "shift",
+    shifts: conversation.facts.has_chat_template && at("on-full").value === "shift",
   };
 }
 
@@ -47,7 +49,7 @@ prompt.addEventListener("input", () => {
 });
 
 prompt.addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  if (!isSending(event)) return;
   event.preventDefault();
   at("composer").requestSubmit();
 });
@@ -60,6 +62,10 @@ stop.addEventListener("click", () => {
   conversation.stop();
   prompt.focus();
 });
+
+// A page in the background may be ended without another event.
+addEventListener("pagehide", () => conversation?.leave());
+addEventListener("visibilitychange", () => document.hidden && conversation?.leave());
 
 function showSettings(shows) {
   at("settings").hidden = !shows;
@@ -87,7 +93,16 @@ const on = {
     const isEmpty = !turns.querySelector(".turn");
     at("welcome").hidden = !isEmpty;
     at("new").disabled = isEmpty;
-    sessionStorage.setItem(OPEN, chat.id);
+    session.setItem(OPEN, chat.id);
+  },
+  begun() {
+    prompt.focus();
+  },
+  stored(is) {
+    if (is === hasSpace) return;
+    hasSpace = is;
+    if (is) at("problem").hidden = true;
+    else showProblem("The browser has no space left to store this chat. Delete earlier chats.");
   },
 };
 
@@ -110,7 +125,12 @@ at("chats-close").addEventListener("click", () => at("chats").close());
 at("chats").addEventListener("click", (event) => {
   if (event.target === at("chats")) at("chats").close(); // a click outside of the list
 });
-at("forget").addEventListener("click", () => remove(chats()));
+at("forget").addEventListener("click", () => {
+  const known = chats();
+  const question = `Delete ${count(known.length, "chat")} for good`;
+  if (at("forget").textContent === question) remove(known);
+  else announce((at("forget").textContent = question));
+});
 
 function remove(unwanted) {
   for (const chat of unwanted) drop(chat);
@@ -121,6 +141,7 @@ function remove(unwanted) {
 function showChats() {
   const known = chats();
   at("forget").disabled = !known.length;
+  at("forget").textContent = "Delete all";
   at("no-chats").hidden = known.length > 0;
   at("chat-list").replaceChildren(
     ...known.map((chat) => {
@@ -133,7 +154,8 @@ function showChats() {
       open.type = cross.type = "button";
       open.addEventListener("click", () => {
         at("chats").close();
-        openChat(chat, "Earlier chat opened.");
+        if (chat.id === conversation.chat.id) return;
+        openChat(chatOf(chat.id) ?? chat, "Earlier chat opened.");
       });
       cross.addEventListener("click", () => {
         remove([chat]);
@@ -196,14 +218,14 @@ function begin(chosen) {
   const { tokens, live: isLive } = choices();
   showTokens(tokens ?? matchMedia("(min-width: 60rem)").matches);
   showLive(isLive ?? false);
-  const last = chats().find((chat) => chat.id === sessionStorage.getItem(OPEN));
-  openChat(last, "");
+  openChat(chatOf(session.getItem(OPEN)), "");
   prompt.dispatchEvent(new Event("input"));
 }
 
 onChoice({
   wait(name) {
     facts = null;
+    conversation?.setLoading(true);
     send.disabled = true;
     prompt.placeholder = `Loading ${name}\u2026`;
   },
@@ -211,6 +233,7 @@ onChoice({
     if (!conversation) return begin(chosen);
     const wasChat = conversation.facts.has_chat_template;
     facts = conversation.facts = chosen;
+    conversation.setLoading(false);
     showFacts();
     showLive(at("live-button").ariaPressed === "true");
     if (wasChat !== facts.has_chat_template) openChat(undefined, "");
@@ -219,10 +242,12 @@ onChoice({
   fail(error) {
     facts = conversation?.facts ?? null;
     if (facts) {
+      conversation.setLoading(false);
       at("picker").value = facts.model;
       showFacts();
     }
     showProblem(error.message);
+    prompt.dispatchEvent(new Event("input"));
   },
 });
 
@@ -241,7 +266,8 @@ function showFacts() {
   prompt.placeholder = isChat ? `Message ${facts.model}` : kind;
   prompt.classList.toggle("code", !isChat);
   at("system-label").hidden = !isChat;
-  for (const id of ["tokens-button", "attach", "on-full-label"]) at(id).hidden = !isChat;
+  for (const id of ["tokens-button", "on-full-label"]) at(id).hidden = !isChat;
+  attachments.allow(isChat);
   for (const name of ["temperature", "top_p", "min_p"]) {
     at(name.replace("_", "-")).placeholder = facts.sampling[name];
   }

@@ -5,6 +5,8 @@ import { announce, at, element } from "./shown.js";
 import { choices, choose } from "./store.js";
 
 const picker = at("picker");
+let isLoading = false;
+let isAllowed = true;
 
 /** Offers the server's models, and returns the facts of the latest choice, else of the first. */
 export async function chosenFacts() {
@@ -36,14 +38,17 @@ export function onChoice({ wait, use, fail }) {
 
 /** Lets the reader choose, or not while a model works. */
 export function allowChoice(may) {
-  picker.disabled = !may;
+  isAllowed = may;
+  picker.disabled = isLoading || !isAllowed;
 }
 
 async function factsOf(name) {
-  allowChoice(false);
+  isLoading = true;
+  allowChoice(isAllowed);
   try {
     return await api.json(`/page/facts?model=${encodeURIComponent(name)}`);
   } finally {
-    allowChoice(true);
+    isLoading = false;
+    allowChoice(isAllowed);
   }
 }

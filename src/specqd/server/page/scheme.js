@@ -1,5 +1,9 @@
 /* Sets the chosen colours before the page is drawn. Not a module, because modules run later. */
 {
-  const chosen = JSON.parse(localStorage.getItem("specqd-page") ?? "{}").scheme;
-  if (chosen) document.documentElement.dataset.scheme = chosen;
+  try {
+    const chosen = JSON.parse(localStorage.getItem("specqd-page") ?? "{}").scheme;
+    if (chosen) document.documentElement.dataset.scheme = chosen;
+  } catch {
+    // The browser forbids storage: no colours were chosen.
+  }
 }

@@ -1,6 +1,7 @@
 /** Elements, numbers and scrolling for the whole page. Inserts text only as text. */
 
 const STYLES = 4; // of drafting levels; further levels repeat them
+const COMPOSING = 229; // the code of keys that belong to the composition of a word
 
 export const at = (id) => document.getElementById(id);
 export const copyOf = (id) => at(id).content.cloneNode(true).firstElementChild;
@@ -35,18 +36,27 @@ export function announce(text) {
   at("announcement").textContent = text;
 }
 
+/** Shows what a button did, or could not do, on the button itself. */
+export function answerOn(button, text) {
+  const before = (button.dataset.label ??= button.textContent);
+  button.textContent = text;
+  announce(text);
+  setTimeout(() => (button.textContent = before), 2000);
+}
+
+/** Whether a key ends a message. Safari ends the composition of a word before the key is heard. */
+export const isSending = ({ key, shiftKey, isComposing, keyCode }) =>
+  key === "Enter" && !shiftKey && !isComposing && keyCode !== COMPOSING;
+
 /** Copies a text, and shows on the button whether that worked. */
 export async function copyText(text, button) {
-  const before = (button.dataset.label ??= button.textContent);
   let result = "Copied";
   try {
     await navigator.clipboard.writeText(text);
   } catch {
     result = "Copying needs HTTPS or localhost"; // browsers forbid it otherwise
   }
-  button.textContent = result;
-  announce(result);
-  setTimeout(() => (button.textContent = before), 2000);
+  answerOn(button, result);
 }
 
 export const count = (many, what) => `${many} ${what}${many === 1 ? "" : "s"}`;
