@@ -132,7 +132,8 @@ def test_the_only_gguf_file_of_a_repository_is_its_model(
 
 def test_one_of_several_gguf_files_is_named(program: Program, ggufs: Path, model: Path) -> None:
     convert(model, ggufs / "Small-XL-F16.gguf", "F16")
-    for name in ("mmproj-F16.gguf", "Small-Q8_0-00001-of-00002.gguf"):
+    beside = ("mmproj-F16.gguf", "Small-mmproj-F16.gguf", "imatrix.gguf")
+    for name in (*beside, "Small-Q8_0-00001-of-00002.gguf"):
         (ggufs / name).write_bytes(b"x")
     line = refused_line(program("pull", SHORT))
     assert line.endswith(f"has several GGUF files; name {REPOSITORY}:FILE with one of BF16, XL-F16")
@@ -140,6 +141,33 @@ def test_one_of_several_gguf_files_is_named(program: Program, ggufs: Path, model
     for name in ("xl-f16", "Small-XL-F16.gguf"):
         pulled = program("pull", f"{REPOSITORY}@main:{name}")
         assert pulled.stdout.endswith(b"/Small-XL-F16.gguf\n"), pulled.stderr
+
+
+def test_a_file_named_by_its_end_is_found_without_a_network(
+    program: Program, hub: FakeHub, ggufs: Path, model: Path
+) -> None:
+    (ggufs / "Small-BF16.gguf").unlink()
+    for name in ("BF16", "UD-BF16"):
+        convert(model, ggufs / f"Qwen3-0.6B-{name}.gguf", "BF16")
+    pulled = program("pull", f"{REPOSITORY}:UD-BF16")
+    assert pulled.stdout.endswith(b"/Qwen3-0.6B-UD-BF16.gguf\n"), pulled.stderr
+    hub.repositories.clear()
+    pulled = program("generate", f"{REPOSITORY}:UD-BF16", *OPTIONS, "none")
+    assert pulled.returncode == 0, pulled.stderr
+    line = refused_line(program("generate", f"{REPOSITORY}:BF16", *OPTIONS, "none"))
+    assert "could not be fetched" in line
+
+
+def test_an_interrupted_download_is_told(program: Program, hub: FakeHub, model: Path) -> None:
+    weights = (model / "model.safetensors").rename(model / "elsewhere")
+    refused_line(program("pull", SHORT))  # fetches the description only
+    weights.rename(model / "model.safetensors")
+    report = program.models()[REPOSITORY]
+    assert (report["is_incomplete"], report["needed_bytes"]) == (True, None)
+    assert "specqd pull" in str(report["problem"])
+    assert b" incomplete" in program("models").stdout
+    hub.repositories.clear()
+    assert "could not be fetched" in refused_line(program("pull", SHORT))
 
 
 def test_a_gguf_file_in_parts_is_fetched_and_listed_as_one(

@@ -29,14 +29,19 @@ class ModelReport:
     needed_bytes: int | None = None  # of memory that its weights typically take
     fits: bool | None = None  # into the memory that is left; None: unknown
     problem: str | None = None
+    is_incomplete: bool = False  # a download was interrupted
 
     @classmethod
     def of(cls, model: "CachedModel", available: int) -> "ModelReport":
         from specqd.config import read_config
+        from specqd.hub import missing_weights
         from specqd.model.weights import typical_bytes
 
         try:
             read_config(model.path)
+            if model.path.is_dir() and missing_weights(model.path):
+                problem = f"weights are missing; `specqd pull {model.name}` fetches the rest"
+                return cls(model.name, model.size_bytes, problem=problem, is_incomplete=True)
             needed = typical_bytes(model.path)
         except (SpecqdError, OSError) as error:
             problem = str(error).replace(f"{model.path}/", "")
@@ -131,7 +136,8 @@ def _described(entry: "Entry") -> dict[str, Any]:
 def _row(report: ModelReport) -> list[str]:
     size = shown_bytes(report.size_bytes)
     if report.needed_bytes is None:
-        return [one_line(report.name), size, "-", "not supported"]
+        why = "incomplete" if report.is_incomplete else "not supported"
+        return [one_line(report.name), size, "-", why]
     fits = {True: "yes", False: "no", None: "unknown"}[report.fits]
     return [one_line(report.name), size, shown_bytes(report.needed_bytes), fits]
 

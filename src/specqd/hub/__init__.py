@@ -27,6 +27,7 @@ _REPO = re.compile(
     r"(?::(?P<file>[\w.-]+))?",
     re.ASCII,
 )
+_BESIDE = ("mmproj", "imatrix")  # in the names of GGUF files that are no language models
 SHIPPED = "pycode-28m"
 _DESCRIPTION = [
     "config.json",
@@ -146,7 +147,7 @@ def cached_models() -> list[CachedModel]:
         named = repo.refs.get("main") or max(repo.revisions, key=lambda each: each.last_modified)
         path = named.snapshot_path
         files = [path / name for name in _gguf_files(local_files(path))]
-        if (path / "config.json").is_file() and not (files and _missing_weights(path)):
+        if (path / "config.json").is_file() and not (files and missing_weights(path)):
             found.append(CachedModel(repo.repo_id, path, repo.size_on_disk))
         found += [CachedModel(model_name(file), file, _bytes_of(file)) for file in files]
     return sorted(found, key=lambda each: each.name.lower())
@@ -234,14 +235,14 @@ def _fetch(
     patterns = _DESCRIPTION if file is None else []
     path = repo.download(revision, patterns, is_shown=False)
     if file is not None:
-        return _fetch_gguf(repo, path, repo.files(path), file)
+        return _fetch_gguf(repo, path, file)
     if (path / "config.json").is_file():
         check(path)
         if not _fetch_weights(repo, path):
             return path
-    names = repo.files(path)
-    if any(is_gguf(Path(name)) for name in names):
-        return _fetch_gguf(repo, path, names, None)
+    if any(is_gguf(Path(name)) for name in repo.files(path)):
+        return _fetch_gguf(repo, path, None)
+    repo.check_listed()
     lacks = "safetensors weights, or not all of them"
     if not (path / "config.json").is_file():
         lacks = "config.json, and no GGUF files"
@@ -254,26 +255,28 @@ def _fetch(
 def _fetch_weights(repo: Repository, path: Path) -> list[str]:
     """Fetches what the snapshot needs in addition to its description; returns the weights that the
     repository lacks."""
-    wanted = _missing_weights(path)
+    wanted = missing_weights(path)
     if not any((path / name).exists() for name in ("tokenizer.json", "tokenizer.model")):
-        wanted.append("tokenizer.model")
+        wanted += ["tokenizer.model", "added_tokens.json"]
     if WEIGHTS in wanted:
         wanted.append(PACKED_WEIGHTS)
     if wanted:
         repo.download(path.name, wanted, is_shown=True)  # from the same commit
-    return _missing_weights(path)
+    return missing_weights(path)
 
 
-def _fetch_gguf(repo: Repository, snapshot: Path, names: list[str], file: str | None) -> Path:
-    """Fetches the only GGUF file among the names, or the one that `file` names."""
-    whole = _gguf_files(names)
+def _fetch_gguf(repo: Repository, snapshot: Path, file: str | None) -> Path:
+    """Fetches the repository's only GGUF file, or the one that `file` names."""
+    whole = _gguf_files(repo.files(snapshot))
     if not whole:
+        repo.check_listed()
         raise HubError(
             f"{repo.asked}: the repository has no GGUF file of a whole language model; name another"
         )
-    ends = _ends(whole)
+    ends = _ends(whole, repo.name)
     fitting = [name for name, end in zip(whole, ends, strict=True) if _is_called(name, end, file)]
     if len(fitting) != 1:
+        repo.check_listed()
         problem = "has several GGUF files" if file is None else f"has no GGUF file {file!r}"
         known = f"{repo.asked}:FILE with one of {', '.join(ends)}"
         raise HubError(f"{repo.asked}: {problem}; name {known}")
@@ -297,7 +300,7 @@ def _gguf_files(names: Iterable[str]) -> list[str]:
         file.as_posix()
         for file in files
         if is_gguf(file)
-        and not file.name.startswith("mmproj")
+        and not any(word in file.name.lower() for word in _BESIDE)
         and file == parts_of(file)[0]
         and files.issuperset(parts_of(file))
     )
@@ -307,16 +310,24 @@ def _bytes_of(file: Path) -> int:
     return sum(part.stat().st_size for part in parts_of(file))
 
 
-def _ends(names: Sequence[str]) -> list[str]:
-    """The files' names without the words with which all of them begin."""
-    stems = [re.split(r"(?<=[-.])", whole_stem(Path(name))) for name in names]
+def _ends(names: Sequence[str], repository: str) -> list[str]:
+    """What distinguishes each file: its name without that of the repository or, if this is another,
+    without the words with which all of the names begin."""
+    stems = [whole_stem(Path(name)) for name in names]
+    words = [re.split(r"(?<=[-.])", stem) for stem in stems]
     shared = 0
-    while all(len(stem) > shared + 1 and stem[shared] == stems[0][shared] for stem in stems):
+    while all(len(each) > shared + 1 and each[shared] == words[0][shared] for each in words):
         shared += 1
-    return ["".join(stem[shared:]) for stem in stems]
+    model = repository.partition("/")[2].lower().removesuffix("-gguf")
+    return [
+        stem[len(model) + 1 :]
+        if stem.lower().startswith((f"{model}-", f"{model}."))
+        else "".join(each[shared:])
+        for stem, each in zip(stems, words, strict=True)
+    ]
 
 
-def _missing_weights(path: Path) -> list[str]:
+def missing_weights(path: Path) -> list[str]:
     """The weights files of the index, or the single one, that are not in the directory."""
     if (path / PACKED_WEIGHTS).exists():
         return []

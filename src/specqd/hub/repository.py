@@ -5,14 +5,14 @@ Owns the progress bar and the errors of downloads. Knows nothing of models.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from specqd.errors import HubError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Repository:
     """A repository on Hugging Face, and how its files are obtained."""
 
@@ -20,17 +20,24 @@ class Repository:
     asked: str  # the same with the revision, for errors
     is_offline: bool  # takes files only from the cache
     announce: Callable[[int], None] | None  # is told the bytes of a large download first
+    _unlisted: Exception | None = field(default=None, init=False)  # why `files` knew only the cache
 
     def files(self, snapshot: Path) -> list[str]:
         """The files at the snapshot's commit or, without a network, those in the cache."""
         import huggingface_hub
 
-        if self.is_offline:
-            return local_files(snapshot)
-        try:
-            return huggingface_hub.HfApi().list_repo_files(self.name, revision=snapshot.name)
-        except Exception:  # of any type, as when fetching
-            return local_files(snapshot)
+        if not self.is_offline:
+            try:
+                return huggingface_hub.HfApi().list_repo_files(self.name, revision=snapshot.name)
+            except Exception as error:  # of any type, as when fetching
+                self._unlisted = error
+        return local_files(snapshot)
+
+    def check_listed(self) -> None:
+        """Raises HubError if `files` knew only the cache: the repository may have more."""
+        error = self._unlisted
+        if error is not None:
+            raise HubError(f"{self.asked}: {_why_not_fetched(error)}") from error
 
     def download(self, revision: str | None, files: list[str], *, is_shown: bool) -> Path:
         """The directory of the snapshot; files that the repository does not have are skipped."""
@@ -68,9 +75,12 @@ class Repository:
     def _missing_bytes(self, revision: str | None, files: list[str]) -> int:
         import huggingface_hub
 
-        found = huggingface_hub.snapshot_download(
-            self.name, revision=revision, allow_patterns=files, dry_run=True
-        )
+        try:
+            found = huggingface_hub.snapshot_download(
+                self.name, revision=revision, allow_patterns=files, dry_run=True
+            )
+        except Exception:  # of any type: the download, which follows, says why
+            return 0
         return sum(each.file_size or 0 for each in found if each.will_download)
 
 
