@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from specqd.errors import SpecqdError, TokenizerError
@@ -133,6 +134,37 @@ def test_added_tokens_follow_the_pieces(pieces: Path) -> None:
     (pieces / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
     with pytest.raises(TokenizerError, match=r"'<y>' is not token"):
         Tokenizer.open(pieces)
+
+
+def test_added_tokens_are_read_from_the_file_of_older_models(pieces: Path) -> None:
+    size = Tokenizer.open(pieces).vocab_size
+    added = {"<|im_end|>": size + 1, "<|im_start|>": size}
+    (pieces / "added_tokens.json").write_text(json.dumps(added))
+    (pieces / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    tokenizer = Tokenizer.open(pieces)
+    assert tokenizer.encode("<|im_start|>a<|im_end|>")[1::2] == [size, size + 1]
+    assert tokenizer.special_ids >= {size + 1}
+    assert size not in tokenizer.special_ids
+
+
+@pytest.mark.parametrize("stated", [False, True])
+@pytest.mark.parametrize("is_special", [False, True])
+def test_added_tokens_keep_or_get_their_traits(
+    tmp_path: Path, *, stated: bool, is_special: bool
+) -> None:
+    """Those of tokenizer_config.json hold; a name there makes a token special, and no more."""
+    backend = byte_fallback_bpe()
+    token = AddedToken("<|x|>", rstrip=not stated, special=is_special, normalized=False)
+    backend.add_tokens([token])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    [x] = backend.encode("<|x|>", add_special_tokens=False).ids
+    traits = {"content": "<|x|>", "rstrip": True, "normalized": False, "special": True}
+    settings = {"added_tokens_decoder": {str(x): traits}} if stated else {"pad_token": "<|x|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = Tokenizer.open(tmp_path)
+    ids = tokenizer.encode("<|x|> \n a", add_special_tokens=False)
+    assert ids[ids.index(x) :] == [x, *tokenizer.encode("a", add_special_tokens=False)]
+    assert x in tokenizer.special_ids
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ NAMED_TOKENS = (
 _LONG_TEXT = 1 << 14
 _LARGEST_ID = 1 << 24  # the library needs time and memory for all ids up to the largest
 _LONGEST_CAUSE = 200  # characters of the library's message
+_TRAITS = ("lstrip", "rstrip", "single_word", "normalized")  # of an added token
 # Raised for wrong arguments and signals. The library's panics are other BaseExceptions.
 _NOT_ITS_FAILURES = (TypeError, OverflowError, MemoryError, KeyboardInterrupt, SystemExit)
 
@@ -107,6 +108,9 @@ class Tokenizer:
             settings |= read_object(directory / "special_tokens_map.json")
         path, model = directory / "tokenizer.json", directory / "tokenizer.model"
         text = read_text(path, MOST_VOCABULARY_BYTES)
+        if text is None and "added_tokens_decoder" not in settings:
+            added = read_object(directory / "added_tokens.json")
+            settings["added_tokens_decoder"] = _older_decoder(added, settings)
         if text is None and not model.exists():
             raise TokenizerError(
                 f"{path}: not found, nor tokenizer.model; a model directory needs one of them"
@@ -301,23 +305,26 @@ class Tokenizer:
         raise RequestError("this model has no chat template; use a plain prompt")
 
     def _declare_special_tokens(self, settings: Mapping[str, Any]) -> None:
-        """Makes the special tokens of the settings special, if the vocabulary has them.
+        """Makes the special tokens of the settings special, if the vocabulary has them, and gives
+        all of their tokens the stated traits, such as whether one takes the spaces after it.
 
         A token outside of the vocabulary would get an id that has no row in the model.
         """
         extra = settings.get("additional_special_tokens") or settings.get("extra_special_tokens")
         extra = extra.values() if isinstance(extra, Mapping) else extra or ()
-        added = (settings.get("added_tokens_decoder") or {}).values()
         named = [*self.named_tokens.values(), *(token_text(token) for token in extra)]
-        for token in added:
-            if token.get("special"):
-                named.append(token_text(token))
-        known = {t.content for t in self._backend.get_added_tokens_decoder().values() if t.special}
-        self._backend.add_special_tokens(
+        stated = map(_added_token, (settings.get("added_tokens_decoder") or {}).values())
+        known = {
+            token.content: token for token in self._backend.get_added_tokens_decoder().values()
+        }
+        wanted = known | {token.content: token for token in stated}
+        for text in filter(None, named):
+            wanted[text] = _as_special(wanted.get(text), text)
+        self._backend.add_tokens(
             [
-                tokenizers.AddedToken(token, special=True, normalized=False)
-                for token in dict.fromkeys(named)
-                if token and token not in known and self.id_of(token) is not None
+                token
+                for text, token in wanted.items()
+                if self.id_of(text) is not None and repr(token) != repr(known.get(text))
             ]
         )
 
@@ -349,10 +356,10 @@ def sentencepiece_tokenizer(
     named = {name: texts[i] for name, i in ids.items() if i is not None}
     added = settings.get("added_tokens_decoder") or {}
     for token_id, token in sorted(added.items(), key=lambda item: int(item[0])):
-        text, is_special = token_text(token) or "", bool(token.get("special"))
-        backend.add_tokens([tokenizers.AddedToken(text, normalized=False, special=is_special)])
-        if backend.token_to_id(text) != int(token_id):
-            raise ValueError(f"{text!r} is not token {token_id}, as tokenizer_config.json says")
+        made = _added_token(token)
+        backend.add_tokens([made])
+        if backend.token_to_id(made.content) != int(token_id):
+            raise ValueError(f"{made.content!r} is not token {token_id}, as the settings say")
     bos = token_text(settings.get("bos_token")) or named.get("bos_token")
     eos = token_text(settings.get("eos_token")) or named.get("eos_token")
     add_ends(
@@ -361,6 +368,25 @@ def sentencepiece_tokenizer(
         eos if settings.get("add_eos_token", False) else None,
     )
     return backend, named
+
+
+def _added_token(entry: Mapping[str, Any]) -> tokenizers.AddedToken:
+    """Returns the token of an entry of `added_tokens_decoder`."""
+    traits = {trait: bool(entry.get(trait)) for trait in ("special", *_TRAITS)}
+    return tokenizers.AddedToken(token_text(entry) or "", **traits)
+
+
+def _older_decoder(added: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `added_tokens_decoder` for the ids by token of an added_tokens.json."""
+    named = {token_text(settings.get(name)) for name in NAMED_TOKENS}
+    return {str(i): {"content": text, "special": text in named} for text, i in added.items()}
+
+
+def _as_special(token: tokenizers.AddedToken | None, text: str) -> tokenizers.AddedToken:
+    """Returns an added token, if there is one with this text, as special, with its other traits."""
+    if token is None:
+        return tokenizers.AddedToken(text, special=True)
+    return tokenizers.AddedToken(text, special=True, **{t: getattr(token, t) for t in _TRAITS})
 
 
 def token_text(token: Any) -> str | None:
