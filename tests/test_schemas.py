@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from specqd import LLM, SamplingParams
 from specqd.errors import FieldError, RequestError
 from specqd.extras import install_command
 from specqd.llm.async_llm import AsyncLLM
+from specqd.text.json_schema import prepared
 from support.command_line import Run, run_program
 from support.fixtures import an_llm
 from support.openai_client import NO_WHITE_SPACE, closed
@@ -83,6 +84,21 @@ def test_white_space_between_the_tokens_of_json_is_bounded(llm: LLM, seed: int) 
     text = llm.generate("x", params)[0].text
     Shape.model_validate_json(text)
     assert len(text) > len(json.dumps(json.loads(text)))
+
+
+def test_formats_and_minima_that_cannot_be_enforced_are_left_out(llm: LLM) -> None:
+    class Named(pydantic.BaseModel):
+        path: Path
+        secret: pydantic.SecretStr
+        number: Annotated[int, pydantic.Field(ge=-(2**63), le=2**63 - 1)]
+
+    llm.generate("x", SamplingParams(max_tokens=1, schema=Named))  # nothing is refused
+    held = prepared({"properties": {"format": {"enum": [{"format": "path"}], "format": "path"}}})
+    assert held["properties"] == {"format": {"enum": [{"format": "path"}]}}
+    dates = {"items": {"format": "date"}, "minimum": -(2**63), "default": {"format": "path"}}
+    held = prepared({"anyOf": [dates, {"minimum": -5}]})
+    kept = {"items": {"format": "date"}, "default": {"format": "path"}}
+    assert held["anyOf"] == [kept, {"minimum": -5}]
 
 
 def test_a_stream_and_asyncio_give_the_held_text(llm: LLM, rng: np.random.Generator) -> None:

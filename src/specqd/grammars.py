@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from specqd.engine.generation import MakeGrammar
 from specqd.errors import FieldError
-from specqd.text.json_schema import with_bounded_space
+from specqd.text.json_schema import prepared
 from specqd.text.tokenizer import Tokenizer
 
 MOST_SCHEMA_CHARACTERS = 1 << 16
@@ -44,7 +44,7 @@ class Grammars:
         """
         check_bounds([schema], field)
         written = llguidance.LLMatcher.grammar_from_json_schema
-        return self._of_rules(lambda: written(with_bounded_space(schema)), field)
+        return self._of_rules(lambda: written(prepared(schema)), field)
 
     def of_pattern(self, pattern: str, field: str) -> MakeGrammar:
         """The same of a regular expression that the whole text must match."""

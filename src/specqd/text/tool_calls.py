@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specqd.errors import FieldError, SpecqdError
-from specqd.text.json_schema import with_bounded_space
+from specqd.text.json_schema import prepared
 from specqd.text.plain_tools import Message, Place, in_messages
 from specqd.text.tokenizer import Tokenizer
 
@@ -149,7 +149,7 @@ class CallForm:
 
 def _json(schema: Mapping[str, Any]) -> str:
     """Returns the rule of a JSON schema, in llguidance's Lark."""
-    return f"%json {json.dumps(with_bounded_space(schema))}"
+    return f"%json {json.dumps(prepared(schema))}"
 
 
 def call_form(tokenizer: Tokenizer) -> CallForm:
