@@ -142,6 +142,8 @@ def test_prompts_are_read_up_to_the_limit(tmp_path: Path) -> None:
     file = write_prompts(tmp_path / "p.jsonl", "one", "zwei ü", "three")
     assert read_prompts(file, 2) == ["one", "zwei ü"]
     assert len(read_prompts(file, 9)) == 3
+    file.write_text(file.read_text(encoding="utf-8").replace("\n", "\n \n"), encoding="utf-8")
+    assert read_prompts(file, 9) == ["one", "zwei ü", "three"]
 
 
 @pytest.mark.parametrize(

@@ -367,6 +367,15 @@ def test_the_configuration_is_that_of_config_json(tmp_path: Path, seed: int) -> 
         assert read_config(convert(model, tmp_path / "m.gguf", "F32", **more)) == read_config(model)
 
 
+@pytest.mark.parametrize("key", ["rope__scaling__factor", "rope__scale_linear"])
+def test_older_files_state_only_the_factor_of_a_linear_rope(
+    tmp_path: Path, seed: int, key: str
+) -> None:
+    model = make_model(tmp_path / "model", Shape(rope_scaling=ROPE_SCALINGS["linear"]), seed)
+    path = convert(model, tmp_path / "m.gguf", "F32", **{f"llama__{key}": 2.5})
+    assert read_config(path) == read_config(model)
+
+
 def test_heads_may_be_listed_by_layer_if_all_layers_have_as_many(tmp_path: Path, seed: int) -> None:
     """Files of Granite 4 list them."""
     model = make_model(tmp_path / "model", Shape(), seed)

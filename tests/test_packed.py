@@ -116,6 +116,17 @@ def test_an_output_head_in_the_file_is_used_even_if_the_configuration_ties_it(
         assert np.array_equal(opened(directory).logits([1, 2, 3]), expected)
 
 
+def test_a_tied_model_may_have_the_name_of_its_output_head(tmp_path: Path, seed: int) -> None:
+    tied = make_model(tmp_path / "tied", Shape(is_tied=True), seed)
+    expected, packed = opened(tied).logits([1, 2, 3]), tmp_path / "packed"
+    tensors = make_tensors(Shape(is_tied=True), seed)
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    write_safetensors(tied / "model.safetensors", tensors)
+    assert main(["pack", str(tied), str(packed), "--calibrate", "none"]) == 0
+    for directory in (tied, packed):
+        assert np.array_equal(opened(directory).logits([1, 2, 3]), expected)
+
+
 @each_isa
 def test_both_precisions_of_a_packed_model_give_the_logits_of_its_model(
     isa: str, pair: tuple[Path, Path], rng: np.random.Generator

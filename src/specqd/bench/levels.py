@@ -213,17 +213,22 @@ def _with_draft(loaded: list[LLM], words: Sequence[str], progress: Progress | No
 
 def read_prompts(path: Path, limit: int) -> list[str]:
     """The first `limit` prompts of a file with one JSON object per line."""
-    prompts = []
+    prompts: list[str] = []
+    number = 0
     try:
         with path.open(encoding="utf-8-sig") as lines:
-            for number, line in zip(range(1, limit + 1), lines, strict=False):
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                if len(prompts) == limit:
+                    break
                 entry = json.loads(line)
                 prompt = entry.get("prompt") if isinstance(entry, dict) else None
                 if not isinstance(prompt, str) or not prompt:
                     raise RequestError(f'{path}:{number}: no text; write {{"prompt": "..."}}')
                 prompts.append(prompt)
     except ValueError as error:
-        where = f"{path}:{len(prompts) + 1}"
+        where = f"{path}:{max(number, 1)}"
         raise RequestError(f"{where}: not one JSON object per line, in UTF-8: {error}") from error
     if not prompts:
         raise RequestError(f"{path}: the file has no prompts")

@@ -220,7 +220,12 @@ def _rope_scaling(
         raise _error(gguf, "LongRoPE is not supported in GGUF files")
     if "rope_freqs.weight" in gguf.tensors:
         return _llama3_scaling(gguf, values)
-    if kind in (None, "none"):
+    factor = gguf.get(f"{prefix}factor") or gguf.get(f"{architecture}.rope.scale_linear")
+    if kind is None:  # as in llama.cpp, whose older files state only a factor
+        return (
+            {"rope_type": "linear", "factor": _decimal(factor)} if factor not in (None, 1) else None
+        )
+    if kind == "none":
         return None
     if kind not in ("linear", "yarn"):
         raise _error(gguf, f"rope scaling {shown(kind)} is not supported in GGUF files")

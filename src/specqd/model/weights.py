@@ -105,8 +105,11 @@ def load_weights(
     read = LayerReader(loader, config, names, inputs)
     input_name, output_name = f"{names.embedding}.weight", f"{names.head}.weight"
     tied, size = config.tied_embeddings, (config.vocab_size, config.hidden_size)
+    if tied and not loader.has(input_name):
+        input_name = output_name  # safetensors keeps one name of a shared tensor, the first
     has_head = tied or not is_base or loader.has(output_name)
-    tied = (tied or is_base) and not loader.has(output_name)  # as in transformers, the file decides
+    # As in transformers, the file decides.
+    tied = (tied or is_base) and (input_name == output_name or not loader.has(output_name))
     if not loader.is_mapped:  # wrong shapes are reported before anything is packed
         loader.tensors.check(input_name, size)
     layers = [read.layer(i) for i in range(config.num_layers)]
