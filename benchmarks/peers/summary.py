@@ -171,12 +171,17 @@ def _of_arm(experiment: Experiment, arm: Arm) -> dict[str, Any]:
 
 
 def _exact_texts(experiment: Experiment) -> dict[int, list[int]]:
-    """The text of BF16, which every arm of specqd writes, by prompt."""
+    """The text of BF16, which arms of specqd with all bits of the weights write, by prompt."""
+    exact = [
+        arm.name
+        for arm in experiment.arms
+        if arm.engine == "specqd" and arm.weights in ("bf16", "packed")
+    ]
     return {
-        each.prompt: run.tokens
+        each.prompt: each.runs[name].tokens
         for each in experiment.rounds
-        for name, run in each.runs.items()
-        if name.startswith("specqd")
+        for name in exact
+        if name in each.runs
     }
 
 
