@@ -4,6 +4,8 @@ Portable kernels are compared with NumPy, all others with the portable ones. The
 arrays with NaN, so that an element that a kernel does not write fails the test.
 """
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
 import numpy as np
@@ -57,6 +59,20 @@ def test_products_have_the_portable_bits_for_every_number_of_rows(
             expected = PORTABLE.product(precision, packed, x)  # the slowest, so only once
             for isa, table in tables.items():
                 assert_same_bits(table.product(precision, packed, x), expected, isa)
+
+
+@each_isa
+def test_products_of_many_rows_need_a_small_stack(isa: str, rng: np.random.Generator) -> None:
+    """Threads of musl have 128 KiB."""
+    before = threading.stack_size(128 << 10)
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            table = testing.kernels(isa)
+            packed = table.pack(tiled(weights_of("gaussian", rng, PANEL, 4 * BLOCK)), "fp4", False)
+            x = random_inputs(rng, 64, 4 * BLOCK)
+            thread.submit(table.product, "exact", packed, x).result()
+    finally:
+        threading.stack_size(before)
 
 
 @each_other_isa

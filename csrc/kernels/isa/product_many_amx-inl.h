@@ -3,6 +3,8 @@
 // tile.
 #pragma once
 
+#include <memory>
+
 #include "kernels/isa/amx_tiles-inl.h"
 #include "kernels/isa/product_avx512-inl.h"
 
@@ -187,11 +189,21 @@ class AmxManyRows {
         });
   }
 
+  struct alignas(64) Buffers {
+    uint16_t weights[2][kPanels][kTiles * kTileWeights];
+  };
+
+  // On the heap, because a thread of musl has a stack of only 128 KiB.
+  static Buffers& buffers_of_thread() {
+    static thread_local const auto buffers = std::make_unique<Buffers>();
+    return *buffers;
+  }
+
   const PackedMatrix& w_;
   const PreparedRows& x_;
   float* out_;
   int64_t out_stride_;
-  alignas(64) uint16_t decoded_[2][kPanels][kTiles * kTileWeights];
+  uint16_t (&decoded_)[2][kPanels][kTiles * kTileWeights] = buffers_of_thread().weights;
 };
 
 template <class S, class T>
