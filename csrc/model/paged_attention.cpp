@@ -20,6 +20,11 @@ constexpr int64_t kChunkPages = kChunkPositions / kPagePositions;
 // This is not a power of two: rows of scores would then share few sets of the first-level cache.
 constexpr int64_t kScoreStride = kChunkPositions + kPanel;
 
+// The partial results of a long prompt take up to gigabytes, the answer's only a few megabytes. The
+// rest is returned once that many forwards have needed no more than these bytes.
+constexpr size_t kKeptBytes = 32 << 20;
+constexpr int kSmallForwards = 64;
+
 int64_t first_visible(int64_t position, int64_t window) {
   return window > 0 ? std::max<int64_t>(position + 1 - window, 0) : 0;
 }
@@ -78,6 +83,8 @@ void PagedAttention::plan(std::span<const SequenceRows> sequences,
   const auto needed = static_cast<size_t>(part_count_ * shape_.heads);
   const size_t bytes = needed * static_cast<size_t>(shape_.value_width()) * sizeof(float);
   if (bytes > parts_.size()) parts_ = Memory(bytes + bytes / 2);
+  small_forwards_ = bytes > kKeptBytes ? 0 : small_forwards_ + 1;
+  if (small_forwards_ == kSmallForwards) parts_.keep_first(kKeptBytes);
   if (needed > part_sums_.size()) part_sums_.resize(needed);
   if (!weighed_rows_.empty() && needed * kChunkPages > page_sums_.size())
     page_sums_.resize(needed * kChunkPages);

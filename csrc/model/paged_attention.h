@@ -163,6 +163,7 @@ class PagedAttention {
   std::vector<Pass> passes_;
   std::vector<RowParts> row_parts_;
   Memory queries_, parts_;
+  int small_forwards_ = 0;  // in a row
   std::vector<Kernels::SoftmaxPart> part_sums_;
   std::vector<int32_t> weighed_rows_;
   std::vector<float> page_sums_;          // by part: of its weights, by page of its chunk
