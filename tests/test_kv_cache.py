@@ -31,7 +31,7 @@ from support.cached_models import (
     random_tokens,
 )
 from support.fixtures import a_model
-from support.random_models import Shape
+from support.random_models import Shape, make_model
 
 # Heads of 32 fill their tiles, so that no word of a page is padding.
 SHAPE = Shape(heads=4, kv_heads=2, head_dim=32, hidden=64, vocab=VOCABULARY, is_peaked=True)
@@ -245,3 +245,28 @@ def test_when_pages_run_out_nothing_changes(directory: Path, chance: random.Rand
         model.forward([Rows(Context(slot), 130, random_tokens(chance, 100), 1)])
     cache.release(other)
     assert testing.make_writable(cache, forked, 129, 130)
+
+
+def test_a_cache_too_large_to_be_listed_is_refused(directory: Path) -> None:
+    with pytest.raises(MachineError, match="list of its pages"):
+        Model.open(directory, cache_positions=1 << 36)
+
+
+# --- Wrong calls ---------------------------------------------------------------------------------
+
+
+def test_a_fork_has_no_more_positions_than_its_sequence(
+    model: Model, chance: random.Random
+) -> None:
+    slot = model.cache.create()
+    logits(model, slot, random_tokens(chance, PAGE))
+    for length in (-1, PAGE + 1, 1 << 40):
+        with pytest.raises(ValueError, match="no pages for so many positions"):
+            model.cache.fork(slot, length)
+
+
+def test_the_cache_of_another_decoder_is_refused(model: Model, seed: int, tmp_path: Path) -> None:
+    narrow = replace(SHAPE, kv_heads=1)
+    other = Model.open(make_model(tmp_path / "other", narrow, seed), cache_positions=PAGE)
+    with pytest.raises(ValueError, match="made for another decoder"):
+        model.decoder.forward(False, other.cache, [1], [other.cache.create()], [0], [1], [1])

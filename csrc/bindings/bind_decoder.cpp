@@ -111,8 +111,8 @@ void bind_entry(nb::module_& m) {
             new (self) SelectorWeights{std::move(projection), before.data, after.data, before.rows,
                                        candidates};
           },
-          nb::kw_only(), "projection"_a, "predecessors"_a, "successors"_a, "candidates"_a,
-          nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>());
+          nb::kw_only(), "projection"_a, "predecessors"_a.noconvert(), "successors"_a.noconvert(),
+          "candidates"_a, nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>());
 }
 
 void bind_forward(nb::module_& m) {
@@ -138,7 +138,7 @@ void bind_forward(nb::module_& m) {
             new (self) Decoder(spec, weights, std::move(pool), kernels_or_throw(isa), max_rows);
           },
           nb::kw_only(), "pool"_a, "isa"_a, "spec"_a, "layers"_a, "final_norm"_a, "head"_a,
-          "embedding"_a.none(), "per_layer"_a = nb::none(), "max_rows"_a,
+          "embedding"_a.none().noconvert(), "per_layer"_a = nb::none(), "max_rows"_a,
           "entry"_a.none() = nb::none(), "context"_a.none() = nb::none(),
           "selector"_a.none() = nb::none(), nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>())
       .def_prop_ro("max_rows", &Decoder::max_rows)

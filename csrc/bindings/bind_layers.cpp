@@ -54,7 +54,7 @@ void bind_parts(nb::module_& m) {
             new (self) PerLayerEmbedding{
                 .table = row_source(table).data, .projection = std::move(projection), .norm = norm};
           },
-          nb::kw_only(), "table"_a, "projection"_a, "norm"_a, nb::keep_alive<1, 2>());
+          nb::kw_only(), "table"_a.noconvert(), "projection"_a, "norm"_a, nb::keep_alive<1, 2>());
 }
 
 void bind_mixture(nb::module_& m) {

@@ -223,7 +223,7 @@ void bind_weights(nb::module_& m) {
         if (found.source < 0) return std::nullopt;
         return std::pair(found.row, found.column);
       },
-      "pool"_a, "bits"_a,
+      "pool"_a, "bits"_a.noconvert(),
       "Returns (row, column) of the first BF16 number that is not finite, or None.");
 }
 

@@ -21,6 +21,8 @@ constexpr int64_t kMostWeighedRows = 64;
 
 void check_rows(const Decoder& decoder, const KvCache& cache, std::span<const int32_t> tokens,
                 std::span<const ForwardRows> rows) {
+  if (cache.shape() != decoder.kv_shape() || cache.states().shape() != decoder.state_shape())
+    throw std::invalid_argument("the cache was made for another decoder");
   int64_t total = 0;
   for (const ForwardRows& part : rows) {
     if (part.start < 0 || part.logits < 0 || part.logits > part.count)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <stdexcept>
 #include <utility>
 
 namespace specqd {
@@ -62,9 +63,10 @@ void KvCache::release_pages(int sequence) {
 
 int KvCache::fork(int sequence, int64_t length) {
   const std::vector<int32_t> table = sequences_.at(sequence);
-  const int copy = create();
   const auto pages = static_cast<size_t>((length + kPagePositions - 1) / kPagePositions);
-  assert(pages <= table.size());
+  if (length < 0 || pages > table.size())
+    throw std::invalid_argument("the sequence has no pages for so many positions");
+  const int copy = create();
   auto& shared = sequences_[copy];
   shared.assign(table.begin(), table.begin() + static_cast<std::ptrdiff_t>(pages));
   for (const int32_t page : shared)

@@ -36,6 +36,7 @@ struct KvLayer {
   int64_t key_words() const { return kPagePositions / kPanel * key_tiles() * kTileWeights; }
   int64_t value_words() const { return value_panels() * (kPagePositions / kBlock) * kTileWeights; }
   int64_t page_words() const { return kv_heads * (key_words() + value_words()); }
+  bool operator==(const KvLayer&) const = default;
   // Words of one key-value head in a frame.
   int64_t strip_words() const { return kFramePages * (key_words() + value_words()); }
 };
@@ -47,6 +48,7 @@ struct KvShape {
     for (const KvLayer& layer : layers) words += layer.page_words();
     return words;
   }
+  bool operator==(const KvShape&) const = default;
 };
 
 // Keys and values of one sequence in one layer for one key-value head, by page. Valid until the

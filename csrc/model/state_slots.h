@@ -20,6 +20,7 @@ struct StateShape {
   int64_t key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0;
   int64_t layers = 0;  // recurrent layers; 0: there are no states
 
+  bool operator==(const StateShape&) const = default;
   int64_t head_words() const { return key_dim * value_dim; }
   int64_t earlier_rows() const { return kernel_width - 1; }  // rows before its own that a row reads
   int64_t state_bytes() const;                               // of all layers at one anchor

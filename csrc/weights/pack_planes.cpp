@@ -109,6 +109,10 @@ std::shared_ptr<PackedWeight> PackedWeight::map(Pool& pool, const Planes& planes
                                                 int64_t columns, bool interleaved,
                                                 std::shared_ptr<const void> owner,
                                                 std::string* problem) {
+  if (columns < 1 || std::ranges::any_of(source_rows, [](int64_t rows) { return rows < 0; })) {
+    *problem = "its shape is impossible";
+    return nullptr;
+  }
   const int64_t panels = panel_count(source_rows, interleaved);
   const int64_t tiles = (columns + kBlock - 1) / kBlock;
   const PlaneLayout layout(static_cast<size_t>(panels * tiles));

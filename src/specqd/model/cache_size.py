@@ -5,6 +5,7 @@ from specqd.errors import MachineError
 
 _LEAST_STATES, _MOST_STATES = 2, 64  # sequences with states of recurrent layers
 _MOST_POSITIONS = 1 << 36  # whose pages have 32-bit numbers
+_LISTED_BYTES = 128  # of the lists that a cache keeps, per page
 _MOST_SLOTS = 256  # states that are cached for later sequences
 
 
@@ -39,7 +40,7 @@ def pages(
     four sequences of the longest kind, if others take no memory; else as many as are affordable.
 
     longest: positions of the longest sequence. promised_bytes: those that others will take.
-    Raises MachineError for fewer than one position.
+    Raises MachineError for fewer than one position, and for more than could even be listed.
     """
     page = _native.PAGE_POSITIONS
     wanted = 4 * (-(-longest // page) + 1)
@@ -48,6 +49,10 @@ def pages(
             problem = f"choose a number from 1 to {_MOST_POSITIONS}"
             raise MachineError(problem, "cache_positions", str(cache_positions))
         wanted = -(-cache_positions // page)
+        available = _native.usable_memory()
+        if 0 <= available < wanted * _LISTED_BYTES:
+            problem = f"the list of its pages alone does not fit into {available / 1e9:.1f} GB"
+            raise MachineError(problem, "cache_positions", str(cache_positions))
     if cache_positions is not None and not promised_bytes:
         return wanted
     return affordable_pages(decoder, wanted, promised_bytes, cache_bytes)
