@@ -80,7 +80,7 @@ def _read_latent_decoder(
         config,
         head_dim=row,
         latent=latent,
-        attention_scale=latent.query_dim**-0.5 * _score_growth(rope) ** 2,
+        attention_scale=1.0 / math.sqrt(latent.query_dim) * _score_growth(rope) ** 2,
         rope_pairs="neighbours" if fields.flag("rope_interleave", True) else "halves",
     )
 

@@ -1,5 +1,6 @@
 """Reads the feed forwards of a layer: a single one, or experts with their router."""
 
+import math
 from collections.abc import Sequence
 from operator import itemgetter
 
@@ -65,7 +66,7 @@ class FeedForwardReader:
             router_norm=self._router_norm(at),
             experts_post_norm=norm(names.experts_post_norm),
             shared_post_norm=norm(names.shared_post_norm),
-            score_scale=hidden**-0.5 if experts.has_own_norms else 1.0,
+            score_scale=1.0 / math.sqrt(hidden) if experts.has_own_norms else 1.0,
             expert_scales=self._expert_scales(experts, at),
             correction_bias=self._correction_bias(experts, at),
             groups=choice.groups if choice else 1,
