@@ -174,7 +174,7 @@ FAMILIES = {
                 LATENT,
                 {
                     "latent": LatentConfig(512, 64, 128, 128, 1536), "head_dim": 576,
-                    "num_kv_heads": 1, "norm_eps": 1e-6, "attention_scale": 192**-0.5,
+                    "num_kv_heads": 1, "norm_eps": 1e-6, "attention_scale": 1 / math.sqrt(192),
                     "rope_pairs": "neighbours", "ropes": (RopeConfig("default", 1e4),) * 4,
                     "experts": ExpertsConfig(
                         256, 8, 2048, (False, False, False, True), has_shared=True,
@@ -198,7 +198,7 @@ FAMILIES = {
             ),
             (
                 LATENT | {"rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
-                {"attention_scale": 192**-0.5 * (0.1 * math.log(8.0) + 1.0) ** 2},
+                {"attention_scale": 1 / math.sqrt(192) * (0.1 * math.log(8.0) + 1.0) ** 2},
             ),
         ],
         refusals=[
