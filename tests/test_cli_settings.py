@@ -94,6 +94,15 @@ def test_the_file_is_found_in_the_users_directory(tmp_path: Path, small_model: P
     assert ran.stdout == run_program("generate", small_model, "-p", "ab", "-n", "5").stdout
 
 
+def test_a_file_that_is_named_must_exist(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECQD_CONFIG", str(tmp_path / "no.toml"))
+    status, _, err = run("models")
+    assert status == 1
+    assert "no.toml: is missing; correct SPECQD_CONFIG" in " ".join(err.split())
+
+
 def test_several_models_may_be_served_from_each_source(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,7 @@ class Sources:
         self.variable = f"SPECQD_{self.key.replace('-', '_').upper()}"
         self._patch = monkeypatch
         self._file = folder / "config.toml"
+        self._file.touch()
         monkeypatch.setenv("SPECQD_CONFIG", str(self._file))
 
     def values(self, parameter: click.Parameter) -> list[Any]:

@@ -31,11 +31,15 @@ def home_directory() -> Path:
 
 
 def read_settings(app: click.Group) -> dict[str, Any]:
-    """Click's `default_map` of the commands. Empty without a file; raises ConfigError."""
+    """Click's `default_map` of the commands. Empty without a file, unless one is named; raises
+    ConfigError."""
     path = settings_file()
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        if os.environ.get("SPECQD_CONFIG"):
+            problem = "is missing; correct SPECQD_CONFIG, or unset it"
+            raise ConfigError(f"{path}: {problem}") from error
         return {}
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
