@@ -3,8 +3,6 @@
 // tile.
 #pragma once
 
-#include <memory>
-
 #include "kernels/isa/amx_tiles-inl.h"
 #include "kernels/isa/product_avx512-inl.h"
 
@@ -193,10 +191,10 @@ class AmxManyRows {
     uint16_t weights[2][kPanels][kTiles * kTileWeights];
   };
 
-  // On the heap, because a thread of musl has a stack of only 128 KiB.
+  // Not on the stack, because that of a thread of musl is only 128 KiB.
   static Buffers& buffers_of_thread() {
-    static thread_local const auto buffers = std::make_unique<Buffers>();
-    return *buffers;
+    static thread_local Buffers buffers;
+    return buffers;
   }
 
   const PackedMatrix& w_;
