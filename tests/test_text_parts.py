@@ -22,6 +22,7 @@ SHAPES = {
     "mistral, tied": Shape("mistral", window=9, is_tied=True),
     "gemma3_text": FAMILY_SHAPES["gemma3_text"],
     "gemma4_text": FAMILY_SHAPES["gemma4_text"],
+    "gemma4_unified_text": FAMILY_SHAPES["gemma4_unified_text"],
     "qwen3_vl_text": FAMILY_SHAPES["qwen3_vl_text"],
 }
 MACHINE = Machine.choose(1)

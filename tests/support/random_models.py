@@ -37,7 +37,8 @@ PEAKED_PULL = 4.5  # logit of a token's successor, in deviations of the others'
 ROUTER_GAIN = 4.0  # on scores of experts
 
 BYTES = ("_blocks", "_scales")  # tensors of MXFP4
-PER_LAYER = ("layer_types", "no_rope_layers", "mlp_layer_types")  # entries that list layers
+# Entries that list layers.
+PER_LAYER = ("layer_types", "no_rope_layers", "mlp_layer_types", "layer_rope_theta")
 
 PACKED_SHAPE = Shape("llama", ffn=95, vocab=301, has_biases=True)
 

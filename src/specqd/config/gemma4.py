@@ -50,6 +50,13 @@ def read_gemma4(fields: Fields, context: int | None) -> DecoderConfig:
     )
 
 
+def read_gemma4_unified(fields: Fields, context: int | None) -> DecoderConfig:
+    """Gemma 4 without embeddings by layer and without experts."""
+    defaults = fields.with_defaults(sliding_window=1024, max_position_embeddings=262_144)
+    absent = {"hidden_size_per_layer_input": 0, "enable_moe_block": False}
+    return read_gemma4(defaults.with_values(**absent), context)
+
+
 def _refuse_what_is_missing(fields: Fields) -> None:
     if fields.get("use_bidirectional_attention") not in (None, "vision"):
         raise fields.wrong("use_bidirectional_attention", "null or 'vision'")
@@ -175,4 +182,5 @@ FAMILIES = {
         ),
         wrapper="gemma4",
     ),
+    "gemma4_unified_text": Family(read_gemma4_unified, NORMS_AROUND, wrapper="gemma4_unified"),
 }

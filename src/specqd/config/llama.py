@@ -22,7 +22,6 @@ from specqd.config.rope import (
     without_ropes,
 )
 from specqd.config.tensor_names import LLAMA, NORMS_AFTER, NORMS_AROUND, MtpNames
-from specqd.errors import shown
 
 _MINISTRAL3_ROPE = {
     "rope_type": "yarn",
@@ -57,6 +56,14 @@ def read_mistral(fields: Fields, context: int | None) -> DecoderConfig:
         num_kv_heads=8,
         window=read_window(fields, 4096),
     )
+
+
+def read_ministral(fields: Fields, context: int | None) -> DecoderConfig:
+    """Mistral with a window on some layers."""
+    window = read_window(fields, 4096)
+    kind = "sliding_attention" if window else "full_attention"
+    types = read_layer_types(fields) or [kind] * layer_count(fields)
+    return replace(read_mistral(fields, context), windows=windows_of(fields, types, window))
 
 
 def read_ministral3(fields: Fields, context: int | None) -> DecoderConfig:
@@ -173,35 +180,6 @@ def read_glm4(fields: Fields, context: int | None) -> DecoderConfig:
         qkv_bias=fields.flag("attention_bias", True),
     )
     return replace(config, norms="both", rope_pairs="neighbours")
-
-
-def read_granite(fields: Fields, context: int | None) -> DecoderConfig:
-    """Llama with scales on embeddings, scores, residual branches and logits."""
-    return replace(
-        read_llama(fields, context),
-        attention_scale=fields.positive("attention_multiplier", 1.0),
-        embedding_scale=fields.positive("embedding_multiplier", 1.0),
-        residual_scale=fields.positive("residual_multiplier", 1.0),
-        logit_scale=1.0 / fields.positive("logits_scaling", 1.0),
-    )
-
-
-def read_granitemoehybrid(fields: Fields, context: int | None) -> DecoderConfig:
-    """Granite 4 without recurrent layers and without experts: the shared feed forward alone."""
-    types = fields.get("layer_types") or fields.get("layers_block_type")
-    for kind in types if isinstance(types, list) else [types]:
-        if kind not in ("attention", "full_attention"):
-            problem = f"has {shown(kind)}; only full_attention is supported, no recurrent layers"
-            raise fields.error("layer_types", problem)
-    if fields.integer("num_local_experts", 8, least=0):
-        raise fields.wrong("num_local_experts", "0 (no experts, only the shared feed forward)")
-    position = fields.get("position_embedding_type")
-    if position not in (None, "rope", "nope"):
-        raise fields.wrong("position_embedding_type", "rope, nope or null")
-    width = fields.integer("shared_intermediate_size", 1024)
-    fields = fields.with_values(layer_types=types, intermediate_size=width, mlp_bias=False)
-    config, _ = read_granite(fields, context), read_layer_types(fields)
-    return config if position == "rope" else replace(config, ropes=(None,) * config.num_layers)
 
 
 def read_smollm3(fields: Fields, context: int | None) -> DecoderConfig:
@@ -321,6 +299,7 @@ def _mimo_mtp(_: int) -> MtpNames:
 FAMILIES = {
     "llama": Family(read_llama),
     "mistral": Family(read_mistral, wrapper="mistral3"),
+    "ministral": Family(read_ministral),
     "ministral3": Family(
         read_ministral3,
         wrapper="mistral3",
@@ -332,11 +311,6 @@ FAMILIES = {
     "mimo": Family(read_mimo, mtp=_mimo_mtp),
     "olmo2": Family(read_olmo2, NORMS_AFTER),
     "olmo3": Family(read_olmo3, NORMS_AFTER),
-    "granite": Family(read_granite),
-    "granitemoehybrid": Family(
-        read_granitemoehybrid,
-        replace(LLAMA, gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear"),
-    ),
     "glm4": Family(
         read_glm4,
         replace(

@@ -23,6 +23,7 @@ GEMMA4_KEYS = {
     "hidden_size_per_layer_input": 0,
     "final_logit_softcapping": 30.0,
 }
+GEMMA4_UNIFIED = {"layer_types": [SLIDING, FULL] * 2, "global_head_dim": 48}
 GEMMA4_EXPERTS = GEMMA4_KEYS | {
     "enable_moe_block": True,
     "num_experts": 5,
@@ -308,7 +309,39 @@ FAMILIES = {
                 ["vocab_size_per_layer_input is 499; at least vocab_size (500) is needed"],
             ),
             ({"model_type": "gemma4_assistant"}, ["'gemma4_assistant' is not supported"]),
-            ({"model_type": "gemma4_unified"}, ["'gemma4_unified' is not supported"]),
+        ],
+    ),
+    "gemma4_unified_text": Family(
+        has_ropes_by_type=True,
+        shapes={
+            "": replace(
+                SMALL, hidden=48, heads=4, layers=4, vocab=263, is_tied=True, window=50,
+                rope_theta=None, extra=GEMMA4_UNIFIED,
+            ),
+        },
+        parity={
+            "24 and 48, window 17": Shape(
+                hidden=144, heads=4, kv_heads=1, head_dim=24, ffn=172, layers=4, vocab=301,
+                is_tied=True, window=17, rope_theta=None, extra=GEMMA4_UNIFIED,
+            ),
+            "24 and 48, values are keys, 2 of 4 layers share": Shape(
+                hidden=200, heads=4, kv_heads=2, head_dim=24, ffn=260, layers=4, vocab=307,
+                is_tied=True, window=33, rope_theta=1e6, rope_scaling=PROPORTIONAL,
+                spells_rope_parameters=True,
+                extra=GEMMA4_UNIFIED | {
+                    "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+                    "num_kv_shared_layers": 2,
+                },
+            ),
+        },
+        traits=[
+            (
+                {"use_bidirectional_attention": "vision"},
+                {"windows": (*(1024,) * 3, 0), "per_layer": None, "experts": None},
+            ),
+        ],
+        refusals=[
+            ({"use_bidirectional_attention": "all"}, ["use_bidirectional_attention is 'all'"]),
         ],
     ),
 }  # fmt: skip

@@ -64,6 +64,24 @@ FAMILIES = {
             ),
         },
     ),
+    "ministral": Family(
+        shapes={
+            "": replace(
+                SMALL, heads=4, kv_heads=2, vocab=277, window=60, rope_theta=1e6,
+                extra={"layer_types": [SLIDING, FULL]},
+            ),
+        },
+        parity={
+            "40, window 17": replace(
+                HEADS_40, layers=3, window=17, extra={"layer_types": [FULL, SLIDING, SLIDING]},
+            ),
+            "72, all windows of 9": replace(HEADS_72, window=9, rope_theta=1e6),
+        },
+        traits=[
+            ({"layer_types": [FULL, SLIDING] * 2}, {"windows": (0, 4096) * 2}),
+            ({"sliding_window": None}, {"windows": (0,) * 4}),
+        ],
+    ),
     "ministral3": Family(
         shapes={
             "": replace(

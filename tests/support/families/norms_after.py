@@ -111,6 +111,38 @@ FAMILIES = {
             ({}, {"attention_scale": 1.0, "embedding_scale": 1.0}),
         ],
     ),
+    "granite_swa": Family(
+        shapes={
+            "": replace(
+                SMALL, heads=4, kv_heads=2, vocab=269, is_tied=True, window=40,
+                extra=GRANITE | {"layer_rope_theta": [0, 500.0]},
+            ),
+        },
+        parity={
+            "40, window 17": replace(
+                HEADS_40, layers=5, is_tied=True, window=17,
+                extra=GRANITE | {"layer_rope_theta": [0, 1e4, 300.0, 1e4, 0.0]},
+            ),
+            "72, biases, window 33": replace(
+                HEADS_72, layers=3, window=33, has_biases=True, spells_rope_parameters=True,
+                extra=GRANITE | {"layer_types": [SLIDING, FULL, SLIDING]},
+            ),
+        },
+        traits=[
+            (
+                {"rms_norm_eps": None, "layer_rope_theta": [0, 1e4, 5, 0]},
+                {
+                    "windows": (0, 128, 128, 128), "has_sinks": True, "norm_eps": 1e-5,
+                    "ropes": (None, RopeConfig("default", 1e4), RopeConfig("default", 5.0), None),
+                    "tied_embeddings": True, "eos_token_ids": (100_257,),
+                },
+            ),
+        ],
+        refusals=[
+            ({"layer_rope_theta": [1e4]}, ["layer_rope_theta", "a list of 4 numbers"]),
+            ({"layer_rope_theta": ["x", 1, 1, 1]}, ["rope_theta"]),
+        ],
+    ),
     "granitemoehybrid": Family(
         entries={
             "intermediate_size": 1, "num_local_experts": 0, "position_embedding_type": "rope",
