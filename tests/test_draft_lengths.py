@@ -322,6 +322,33 @@ def test_a_draft_that_becomes_right_is_found_again() -> None:
     assert late < plain * 0.3 + right * 0.7
 
 
+def test_a_draft_that_becomes_right_is_found_again_beside_a_better_one() -> None:
+    rules = [WRONG]
+    clock = Clock()
+    target = TimedModel(TARGET).takes(clock, 1.0, 0.05)
+    small = TimedModel(lambda prefix: rules[-1](prefix)).takes(clock, 0.05, 0.005)
+    own = target.as_draft(often(TARGET, WRONG, percent=80)).takes(clock, 0.25, 0.02)
+    drafters = [Level(each, NoDraft(), clock=clock) for each in (own, small)]
+    level = Level(target, DraftChoice(drafters), clock=clock)
+    level.measure()
+
+    def seconds(texts: int) -> float:
+        begun, made = clock.now, 0
+        for first in range(texts):
+            sequence = Sequence([first + 1, 2, 3], _native.Sampler(), 3)
+            while len(sequence.tokens) < 300:
+                [result] = level.advance([DraftRequest(sequence, 1000)])
+                sequence.tokens.extend(result.tokens)
+            level.release(sequence)
+            made += len(sequence.tokens) - 3
+        return (clock.now - begun) / made
+
+    while_wrong = seconds(2)
+    rules.append(often(TARGET, WRONG, percent=95))
+    seconds(20)
+    assert seconds(10) < 0.5 * while_wrong
+
+
 @pytest.mark.parametrize("percent", [40, 80, 95])
 @pytest.mark.parametrize("draft_cost", values(0.3, slow=[0.1, 0.8]))
 @pytest.mark.parametrize("free_percent", [5, 50, 90])

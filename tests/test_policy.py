@@ -123,6 +123,17 @@ def test_a_machine_that_slows_down_slows_every_number_of_rows() -> None:
     assert costs.seconds(9) > 4.0
 
 
+def test_rows_that_seemed_free_become_dear() -> None:
+    """A factor of nothing would stay nothing."""
+    costs = RowCosts()
+    costs.begin(dict.fromkeys((1, 2, 4, 9, 16), 1.0))
+    assert costs.seconds(16) <= 1.1
+    for rows in (1, 4, 9) * 60:
+        costs.add(rows, 1.0 + 0.15 * (rows - 1))
+    assert costs.seconds(9) == pytest.approx(2.2, rel=0.1)
+    assert costs.seconds(1) == pytest.approx(1.0, rel=0.1)
+
+
 def test_rows_that_a_long_context_makes_dear_are_soon_known(rng: np.random.Generator) -> None:
     """Attention adds 10 ms to each row, and the first was 16 ms dearer; no forward has one row."""
     costs = RowCosts()

@@ -4,6 +4,14 @@
 #include <utility>
 
 namespace specqd {
+namespace {
+
+// Once in so many proposals it is another candidate's turn: it is asked first until it makes
+// something, for which it may have to save up. One that is worth less than another would never be
+// asked again, and so would never be found to have become better.
+constexpr int64_t kTurn = 50;
+
+}  // namespace
 
 // For each request the candidate that is worth most. In a batch it may be worth more that one
 // candidate proposes to all, because they share its forwards.
@@ -57,8 +65,16 @@ std::vector<Proposal> DraftChoice::propose(std::span<const DraftRequest> request
     drafts.emplace_back(request, std::min(request.at_most, kLongestProposal));
     parts_[request.sequence->key].clear();
   }
-  return propose_in_rounds(std::move(drafts), [this](std::span<Draft* const> going) {
+  if (++proposals_ % kTurn == 0)
+    whose_turn_ = static_cast<size_t>(proposals_ / kTurn) % candidates_.size();
+  bool is_first = true;
+  return propose_in_rounds(std::move(drafts), [&](std::span<Draft* const> going) {
     std::vector<Draft*> left(going.begin(), going.end());
+    if (std::exchange(is_first, false) && whose_turn_) {
+      extend(left, *whose_turn_);
+      if (std::erase_if(left, [](const Draft* draft) { return draft->count() > 0; }) > 0)
+        whose_turn_.reset();
+    }
     std::vector<Tried> tried(left.size(), Tried(candidates_.size()));
     while (!left.empty()) extend_once(left, tried);
   });

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -24,7 +25,7 @@ class DraftChoice : public Drafter {
   explicit DraftChoice(std::vector<Candidate> candidates) : candidates_(std::move(candidates)) {}
 
   // If no candidate is worth anything at the first place, the first candidate is asked, because it
-  // may probe.
+  // may probe. Each candidate has a turn from time to time, in which it is asked before the best.
   std::vector<Proposal> propose(std::span<const DraftRequest> requests) override;
   std::vector<Value> values(std::span<const DraftRequest> requests) override;
   void follow(std::span<const std::shared_ptr<Sequence>> sequences) override;
@@ -51,6 +52,8 @@ class DraftChoice : public Drafter {
   void extend(std::span<Draft* const> drafts, size_t candidate);
 
   std::vector<Candidate> candidates_;
+  int64_t proposals_ = 0;
+  std::optional<size_t> whose_turn_;  // the candidate that is asked before the best one
   std::unordered_map<int64_t, std::vector<Part>> parts_;  // by sequence
 };
 

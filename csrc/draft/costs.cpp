@@ -15,6 +15,9 @@ constexpr double kReading = 0.5;  // weight of the newest part of a prompt: part
 // An error changes the factor of further rows this many times as readily as the first row:
 // attention behind a long context can make further rows several times as dear.
 constexpr double kFurtherWeight = 5.0;
+// The part of an error that goes to the price of each further row is that of a row of this price,
+// in first rows. A factor alone would leave rows free that seemed so when they were measured.
+constexpr double kRowPrice = 0.05;
 constexpr double kThousand = 1000.0;
 
 }  // namespace
@@ -27,6 +30,7 @@ void RowCosts::begin(const MeasuredCosts& measured) {
     for (auto& [fewer, more] : measured_) more = std::min(more, seconds);  // interference only adds
   }
   first_s_ = measured_.front().second;
+  row_s_ = 0.0;
   more_factor_ = 1.0;
   slope_s_ = 0.0;
   for (auto& [rows, seconds] : measured_) seconds -= first_s_;
@@ -45,15 +49,19 @@ void RowCosts::add(int64_t rows, double seconds) {
     slope_s_ = std::max(slope_s_ + step / (more_factor_ * further), 0.0);
     return;
   }
-  const double more = expected - first_s_, weighed = kFurtherWeight * more;
-  const double total = first_s_ * first_s_ + weighed * more;
+  const double row = kRowPrice * first_s_, rows_s = row * (count - measured_.front().first);
+  const double more = more_factor_ * measured_more(count);
+  const double total = first_s_ * first_s_ + kFurtherWeight * (more * more + rows_s * rows_s);
+  row_s_ = std::max(row_s_ + step * kFurtherWeight * rows_s / total * row, 0.0);
+  more_factor_ *= 1.0 + step * kFurtherWeight * more / total;
   first_s_ *= 1.0 + step * first_s_ / total;
-  more_factor_ *= 1.0 + step * weighed / total;
 }
 
 double RowCosts::seconds(double rows) const {
   if (measured_.empty()) return 0.0;
-  return first_s_ + more_factor_ * (measured_more(rows) + slope_s_ * beyond(rows));
+  const double further = std::max(rows - measured_.front().first, 0.0);
+  return first_s_ + row_s_ * further +
+         more_factor_ * (measured_more(rows) + slope_s_ * beyond(rows));
 }
 
 double RowCosts::measured_more(double rows) const {
