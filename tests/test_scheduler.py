@@ -20,6 +20,7 @@ class Pages:
         self.cache = self
         self.cached = cached  # positions of every prompt
         self.free_states = states
+        self.shares = True  # a prompt with a sequence that is forked from it
         self.adopted: list[Any] = []
         self.forks: list[tuple[Any, Any]] = []
         self.held: dict[int, int] = {}
@@ -40,6 +41,10 @@ class Pages:
 
     def fork(self, sequence: Any, other: Any) -> None:
         self.forks.append((sequence, other))
+
+    def context(self, sequence: Any) -> Any:
+        is_forked = any(other is sequence for _, other in self.forks)
+        return SimpleNamespace(length=10 if is_forked and self.shares else 0)
 
     def publish(self, sequence: Any) -> None:
         pass
@@ -71,12 +76,28 @@ def test_samples_wait_for_their_leaders_prompt_and_share_it() -> None:
     follower, other = generation(10, n=2, leader=leader), generation(10)
     queue.waiting.extend([leader, follower, other])
     queue.admit()
-    assert queue.running == [leader]  # the other one came later
+    assert (queue.running, list(queue.waiting)) == ([leader, other], [follower])
     leader.sequence.tokens.append(2)
     queue.admit()
-    assert queue.running == [leader, follower, other]
+    assert queue.running == [leader, other, follower]
     assert pages.forks == [(leader.sequence, follower.sequence)]
     assert pages.adopted == [leader.sequence, other.sequence]
+
+
+def test_samples_that_cannot_share_their_leaders_pages_begin_with_cached_ones() -> None:
+    """Recurrent states, or pages that left a window, may be past the prompt already."""
+    pages = Pages(100, cached=64)
+    pages.shares = False
+    queue = scheduler(pages)
+    leader = generation(70, n=2)
+    follower = generation(70, n=2, leader=leader)
+    queue.waiting.extend([leader, follower])
+    queue.admit()
+    leader.sequence.tokens.append(2)
+    queue.admit()
+    assert pages.adopted == [leader.sequence, follower.sequence]
+    assert follower.cached_prompt_tokens == 64
+    assert queue.cached_prompt_tokens == 64  # a prompt counts once
 
 
 def test_samples_whose_leader_has_ended_begin_with_cached_pages() -> None:

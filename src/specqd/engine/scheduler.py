@@ -55,21 +55,24 @@ class Scheduler:
         """Starts sequences while the batch has room and the cache has pages for all; returns
         them."""
         first = len(self.running)
+        followers: list[Generation] = []
         while self.waiting and len(self.running) < self._max_batch:
-            generation = self.waiting[0]
+            generation = self.waiting.popleft()
             leader = generation.leader
             if leader is not None and leader.count == 0 and leader.finish_reason is None:
-                break  # shares the leader's prompt once that is prefilled
+                followers.append(generation)  # shares the leader's prompt once that is prefilled
+                continue
             cached = self._share(generation)
             self.running.append(generation)
             is_alone = len(self.running) == 1  # then it fits: `submit` checked its length
             if not is_alone and not self.has_pages(_ADMISSION_POSITIONS):
                 self.running.pop()
                 self._model.release(generation.sequence)
+                self.waiting.appendleft(generation)
                 break
-            self.waiting.popleft()
             if not generation.preemptions:
                 self._count_cached(generation, cached)
+        self.waiting.extendleft(reversed(followers))
         return self.running[first:]
 
     def share_again(self, generation: Generation) -> bool:
@@ -104,7 +107,8 @@ class Scheduler:
             self.waiting.remove(generation)
 
     def _count_cached(self, generation: Generation, cached: int) -> None:
-        self.cached_prompt_tokens += cached - generation.cached_prompt_tokens
+        if generation.leader is None:  # further samples do not count as prompts either
+            self.cached_prompt_tokens += cached - generation.cached_prompt_tokens
         generation.cached_prompt_tokens = generation.prompt_read = cached
 
     def _share(self, generation: Generation) -> int:
@@ -114,7 +118,10 @@ class Scheduler:
         generation.sequence.reuses_prefixes = self.reuses_prefixes  # for its drafters
         if leader is not None and leader in self.running and generation.count == 0:
             model.fork(leader.sequence, generation.sequence)
-        elif self.reuses_prefixes and generation.is_prompt_scored:
+            # Nothing is shared where recurrent states, or windows, are past the prompt already.
+            if model.context(generation.sequence).length > 0:
+                return 0
+        if self.reuses_prefixes and generation.is_prompt_scored:
             return model.adopt_prefix(generation.sequence)
         return 0
 
