@@ -106,5 +106,8 @@ def test_a_server_returns_thoughts_separately(tmp_path: Path, seed: int) -> None
     with serving(str(model)) as served:
         message = served.ask("POST", "/v1/chat/completions", body).content["choices"][0]["message"]
         assert (message["content"], message["reasoning_content"]) == ("", "Hm.")
+        limited = {**body, "thinking_token_budget": 50}  # has no effect on channels
+        answer = served.ask("POST", "/v1/chat/completions", limited).content
+        assert answer["choices"][0]["message"] == message
         held = served.ask("POST", "/v1/completions", {"prompt": "a", "temperature": 0})
         assert held.content["choices"][0]["text"] == "analysisHm."

@@ -69,7 +69,8 @@ def test_a_context_that_the_model_does_not_have_is_refused(phi: Path, context: i
 def test_a_prompt_that_fills_the_context_is_refused(phi: Path) -> None:
     llm = LLM(phi, "none", 1, context=8)
     with pytest.raises(
-        RequestError, match="the prompt has 8 tokens, and the context has 8; shorten the prompt"
+        RequestError,
+        match="with 8 tokens it exceeds the available context size, as the context has 8; shorten",
     ):
         llm.generate([[65] * 8], GREEDY)
 

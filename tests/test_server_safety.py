@@ -173,7 +173,7 @@ def test_only_json_bodies_are_accepted(served: Served, kind: str) -> None:
         (b'{"prompt": "x", "temperature": 1' + b"0" * 400 + b"}", "temperature"),
         (b'{"prompt": [99999999999999999999]}', "token id"),
         (b'{"prompt": "x", "n": true}', "n:"),
-        (b'{"prompt": "x", "seed": -1}', "seed"),
+        (b'{"prompt": "x", "seed": 1.5}', "seed"),
         (b'{"prompt": "x", "stop": [""]}', "stop"),
         (b'{"prompt": "x", "logit_bias": {"900000": 1}}', "logit_bias"),
         (b'{"prompt": [-1], "echo": true, "logprobs": 1}', "token id -1"),
@@ -249,6 +249,8 @@ def test_every_error_has_openais_form(
     assert reply.error["type"] == "invalid_request_error"
     assert ("www-authenticate" in reply.headers) == (status == 401)
     assert ("allow" in reply.headers) == (status == 405)
+    if status == 405:
+        assert reply.error["message"].endswith(f"; send {reply.headers['allow']}")
 
 
 def test_too_long_prompts_and_too_many_samples_are_400(served: Served) -> None:

@@ -106,10 +106,15 @@ class Engine:
         return samples
 
     def check_length(self, prompt_tokens: int) -> None:
-        """Raises TooLongError if context or cache have no room for the prompt and a new token."""
+        """Raises TooLongError if context or cache have no room for the prompt and a new token.
+
+        Clients shorten a conversation if they find "prompt is too long" or "exceeds the available
+        context size" in the message.
+        """
         if prompt_tokens >= self.max_context:
             raise TooLongError(
-                f"the prompt has {prompt_tokens} tokens, and {self._limit}; shorten the prompt"
+                f"the prompt is too long: with {prompt_tokens} tokens it exceeds the available "
+                f"context size, as {self._limit}; shorten the prompt"
             )
 
     def rows_beside(self) -> int | None:

@@ -116,7 +116,7 @@ def read_request(line: bytes, model: str, template: str = "") -> BatchRequest:
     The answer depends on both, and so does its key.
     """
     try:
-        entry = read_json(line)
+        entry = read_json(line.rstrip())
     except (ValueError, RecursionError) as error:
         problem = f"is not JSON in UTF-8{place_of(error)}; write one request per line"
         raise RequestError(problem) from error

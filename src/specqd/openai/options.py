@@ -64,6 +64,9 @@ def sampling_params(fields: Fields, most: int | None, logprobs: int | None) -> S
     sampling: dict[str, Any] = {
         name: fields.values[name] for name in SAMPLING if name in fields.values
     }
+    seed = sampling.get("seed")
+    if type(seed) is int and -(2**63) <= seed < 0:  # OpenAI's seeds are signed
+        sampling["seed"] = seed + 2**64
     top_k: Any = fields.get("top_k")
     params = SamplingParams(
         **sampling,

@@ -91,9 +91,13 @@ class ChatRequest:
     @property
     def has_rules(self) -> bool:
         """Whether a grammar restricts the text."""
+        return self.has_answer_rules or self.params.thinking_token_budget is not None
+
+    @property
+    def has_answer_rules(self) -> bool:
+        """Whether a grammar restricts the answer, and not only the reasoning's length."""
         has_tool_rules = self.tool_use is not None and self.tool_use.has_rules
-        has_budget = self.params.thinking_token_budget is not None
-        return has_tool_rules or has_budget or self.options.has_rules
+        return has_tool_rules or self.options.has_rules
 
     def check_rules(self) -> None:
         """Raises FieldError if no text could follow all rules at once."""
@@ -148,7 +152,7 @@ class Prepared:
             form = call_form(tokenizer) if request.tool_use is not None else None
             prompts = request.encoded(tokenizer, form)
             reasoning = reasoning_of(tokenizer, prompts[0])
-            if reasoning is not None and reasoning.marks is None and request.has_rules:
+            if reasoning is not None and reasoning.marks is None and request.has_answer_rules:
                 reasoning = None  # rules leave no room for channels
             if reasoning is not None and request.answer is not None and not reasoning.is_open:
                 reasoning = None  # it would precede what the client has written

@@ -214,7 +214,7 @@ def _call(name: str, call: Mapping[str, Any]) -> dict[str, Any]:
     try:
         value = arguments
         if isinstance(arguments, str):
-            value = read_json(arguments)
+            value = read_json(arguments or "{}")  # some clients write so that there are none
             check_characters(value, arguments)
     except (ValueError, RecursionError, RequestError):
         value = arguments

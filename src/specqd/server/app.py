@@ -265,7 +265,7 @@ def add_errors(app: FastAPI) -> None:
         if error.status_code == 404:
             problem = f"there is no path {shown(request.url.path)}; known: {', '.join(_PATHS)}"
         elif error.status_code == 405 and error.headers:
-            allowed = error.headers.get("allow", "")
+            allowed = {name.lower(): value for name, value in error.headers.items()}["allow"]
             problem = f"{shown(request.method)} is not allowed for this path; send {allowed}"
         response = ProblemError(error.status_code, problem).response(request.url.path)
         response.headers.update(error.headers or {})  # of a 405: the allowed methods
