@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -89,9 +90,7 @@ def test_each_piped_line_is_a_turn_and_stdout_holds_only_answers(model: Path) ->
 
 
 def test_piped_commands_are_run(model: Path) -> None:
-    script = (
-        "/system be brief\n/system\nab\n/stats\n/explain\n/clear\n/stats\n/nonsense\n/quit\nab\n"
-    )
+    script = "/system be brief\n/system\nab\n/stats\n/explain\n/clear\n/stats\n/quit\n/nonsense\n"
     ran = chat_through_pipe(script, model, "-n", "5", *GREEDY)
     notes = ran.stderr.decode()
     assert ran.returncode == 0
@@ -100,10 +99,16 @@ def test_piped_commands_are_run(model: Path) -> None:
     assert "forwards" in notes
     assert "bf16 itself: " in notes
     assert "no answer yet" in notes
-    assert "/nonsense is not a command" in notes
+    assert "/nonsense" not in notes
     llm, params = LLM(model), SamplingParams(max_tokens=5, temperature=0)
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "ab"}]
     assert ran.stdout.decode().rstrip("\n") == llm.chat(messages, params).text.rstrip("\n")
+
+
+def test_a_piped_line_that_is_no_command_ends_the_program(model: Path) -> None:
+    ran = chat_through_pipe("/sytem be brief\nab\n", model, "-n", "2")
+    assert (ran.returncode, ran.stdout) == (1, b"")
+    assert b"/sytem is not a command; /help lists them" in ran.stderr
 
 
 @pytest.mark.parametrize("command", ["/quit", "/exit", "/bye"])
@@ -185,6 +190,17 @@ def test_ctrl_c_stops_one_answer_and_its_prompt_stays_cached(
         session.say("", CTRL_D)
         assert session.wait() == 0
     assert b"Traceback" not in session.raw
+
+
+def test_a_chat_that_is_ended_gives_the_terminal_back(
+    endless_talker: Path, chat_on_terminal: Open
+) -> None:
+    with chat_on_terminal(endless_talker) as session:
+        session.expect("Ctrl-D leaves")
+        session.expect_raw("\x1b[?2004h")
+        session.end(signal.SIGTERM)
+        session.expect_raw("\x1b[?2004l")
+        assert session.wait() == 128 + signal.SIGTERM
 
 
 def test_ctrl_z_is_left_to_the_shell(model: Path, chat_on_terminal: Open) -> None:

@@ -132,7 +132,7 @@ def test_a_command_that_cannot_be_done_is_named(model: Path, line: str, problem:
 
 def test_without_an_answer_nothing_is_regenerated(model: Path) -> None:
     status, out, err = piped(model, "/regenerate\n")
-    assert (status, out) == (0, "")
+    assert (status, out) == (1, "")
     assert "no answer yet" in err
 
 

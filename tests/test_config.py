@@ -221,7 +221,7 @@ def test_yarn_that_was_added_to_a_configuration_makes_the_context_longer(tmp_pat
 @pytest.mark.parametrize(
     ("changes", "mentions"),
     [
-        ({"model_type": "gpt2"}, ["'gpt2'", "llama, mistral, ministral3, qwen2, qwen3"]),
+        ({"model_type": "gpt2"}, ["'gpt2'", "llama, mistral, ministral, ministral3, qwen2, qwen3"]),
         ({"model_type": None}, ["model_type", "known"]),
         ({"model_type": ["llama"]}, ["model_type", "known"]),
         ({"quantization_config": {"bits": 4}}, ["quantised", "quantization_config", "BF16"]),

@@ -51,6 +51,9 @@ class TerminalSession:
     def send(self, keys: str) -> None:
         self._child.send(keys)
 
+    def end(self, number: int) -> None:
+        self._child.kill(number)
+
     def paste(self, text: str, *, is_marked: bool = True) -> None:
         """Pastes a text as terminals do: marked as a paste once the program has asked for that."""
         text = text.replace("\n", ENTER)

@@ -1,12 +1,13 @@
 """`specqd chat`: a conversation on a terminal or through a pipe. Standard output gets the model's
 text and nothing else."""
 
+import signal
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -140,6 +141,8 @@ def chat(
     saved = _saved(resume, model, system)
     is_terminal = sys.stdin.isatty() and sys.stderr.isatty()
     display = Display(is_terminal, text is None, has_markdown)
+    if is_terminal:
+        signal.signal(signal.SIGTERM, _leave)
     with _keyboard(is_terminal, is_read=text is None) as keyboard:
         loaded = ChatModel(saved.model, partial(_find, draft), open_model)
         talk = Talk(loaded, settings, display, saved, thinks=thinks, on_full=on_full)
@@ -149,6 +152,11 @@ def chat(
             return
         piped = PipedInput(sys.stdin.buffer)
         _converse(talk, piped if keyboard is None else _terminal(keyboard, settings))
+
+
+def _leave(signal_number: int, frame: object) -> NoReturn:
+    """Ends the program by an exception, so that the terminal gets back its modes."""
+    raise SystemExit(128 + signal_number)
 
 
 def _saved(resume: str | None, model: str | None, system: str | None) -> SavedChat:

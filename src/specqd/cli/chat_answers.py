@@ -57,12 +57,18 @@ class Interrupt:
             self._stream.stop()
 
 
-def answered(llm: "LLM", prompt: list[int], params: "SamplingParams", display: Display) -> Answer:
+def answered(
+    llm: "LLM",
+    prompt: list[int],
+    params: "SamplingParams",
+    display: Display,
+    interrupt: Interrupt,
+) -> Answer:
     """Answers a prompt and shows the answer."""
     shown, params = _begun(llm.tokenizer, prompt, params, display)
     scheduler = llm.engine.scheduler
     cached = scheduler.cached_prompt_tokens
-    with _interruptible(display) as interrupt, reading_bar() as bar:
+    with reading_bar() as bar:
         stream = llm.stream(prompt, params, on_prompt=bar)
         interrupt.stops(stream)
         result = write_answer(stream, shown, bar)
@@ -103,7 +109,7 @@ def _thought_screen(display: Display) -> Callable[[], Screen] | None:
 
 
 @contextmanager
-def _interruptible(display: Display) -> "Iterator[Interrupt]":
+def interruptible(display: Display) -> "Iterator[Interrupt]":
     """On a terminal, the first Ctrl-C stops the answer after the current round, and the second
     stops the program."""
     interrupt = Interrupt()

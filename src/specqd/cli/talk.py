@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from specqd.cli import explain
-from specqd.cli.chat_answers import Answer, Display, answered
+from specqd.cli.chat_answers import Answer, Display, answered, interruptible
 from specqd.cli.chat_files import SavedChat, as_json, last_chat, replace_file, write_new
 from specqd.cli.chat_model import ChatModel
 from specqd.cli.chat_settings import Settings
@@ -149,7 +149,9 @@ class Talk:
             case "/help":
                 print(HELP, file=sys.stderr)
             case _:
-                say(f"{command} is not a command; /help lists them, // sends a leading /")
+                raise RequestError(
+                    f"{command} is not a command; /help lists them, // sends a leading /"
+                )
 
     def _set_system(self, text: str) -> None:
         if text:
@@ -199,8 +201,7 @@ class Talk:
             )
         taken = self._conversation.take_back()
         if taken is None:
-            say("no answer yet")
-            return
+            raise RequestError("/regenerate: there is no answer yet; send a message first")
         message, answer = taken
         if self._is_empty(message):
             self._conversation.record(message, answer)
@@ -235,10 +236,12 @@ class Talk:
         """Answers a message, and keeps both."""
         if self._is_empty(message):
             return
-        prompt, params = self._prompt(message), self._params
+        params = self._params
         if params.seed is not None:
             params = replace(params, seed=(params.seed + self._repeats) % _SEEDS)
-        self._last = answered(self._llm, prompt, params, self._display)
+        with interruptible(self._display) as interrupt:
+            prompt = self._prompt(message)
+            self._last = answered(self._llm, prompt, params, self._display, interrupt)
         self._conversation.record(message, self._last.text)
         if self._display.is_terminal:
             self._show_end(self._last.result)
@@ -265,10 +268,14 @@ class Talk:
                 names = f"{_counted(dropped)}: {_range(dropped)}"
                 say(f"the context of {longest} tokens is full; dropped the oldest {names}")
         if len(prompt) >= longest:
+            remedy = "shorten the message"
+            if self._conversation.turns:
+                remedy += ", or start again with /clear"
+                if self._on_full != "shift":
+                    remedy += ", or drop old turns: /set on-full shift"
             raise RequestError(
                 f"the conversation has {len(prompt)} tokens with this message, too many for the "
-                f"context of {longest}; shorten the message, or start again with /clear"
-                + ("" if self._on_full == "shift" else ", or drop old turns: /set on-full shift")
+                f"context of {longest}; {remedy}"
             )
         return prompt
 

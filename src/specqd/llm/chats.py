@@ -83,10 +83,15 @@ class Chat:
 
 
 def messages_of(messages: object) -> Messages:
-    """The messages of a chat; raises FieldError if they are not a list."""
+    """The messages of a chat; raises FieldError if they are not a list, or one has no content."""
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         example = '[{"role": "user", "content": "Hello"}]'
         raise FieldError("messages", f"{shown(messages)} is not a list of messages like {example}")
+    for at, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            continue  # rendering refuses it
+        if message.get("content") is None and not message.get("tool_calls"):
+            raise FieldError(f"messages[{at}].content", "is missing; a text is needed")
     return messages
 
 

@@ -347,5 +347,5 @@ class Model(_native.ModelForward):
             if not 0 <= token < self.config.vocab_size:
                 raise RequestError(
                     f"token id {token} is outside the model's vocabulary of "
-                    f"{self.config.vocab_size}; the tokenizer does not match the model"
+                    f"{self.config.vocab_size}; give ids below that, or the tokenizer of this model"
                 )
