@@ -26,7 +26,7 @@ SCHEMAS = (
 )
 CHAINS = [
     ["mtp:k=4"], ["fp4", "mtp"], ["fp4|mtp|ngram"], ["head:HEAD:k=4"], ["fp4:k=5", "head:KNOWING"],
-    ["head:KNOWING:bf16|ngram"], ["head:BLOCKS"], ["fp4:k=6|head:BLOCKS:k=5", "head:BLOCKS"],
+    ["head:KNOWING:bf16|ngram"], ["head:BLOCKS:k=7"], ["fp4:k=6|head:BLOCKS:k=5", "head:BLOCKS"],
 ]  # fmt: skip
 
 
