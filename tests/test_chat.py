@@ -192,6 +192,26 @@ def test_ctrl_c_stops_one_answer_and_its_prompt_stays_cached(
     assert b"Traceback" not in session.raw
 
 
+INTERRUPTED = """
+import os, signal, sys
+from specqd.cli import main
+from specqd.cli.talk import Talk
+prepare = Talk._prompt
+def interrupted(talk, message):
+    os.kill(os.getpid(), signal.SIGINT)
+    return prepare(talk, message)
+Talk._prompt = interrupted
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_ctrl_c_while_a_prompt_is_prepared_stops_its_answer(endless_talker: Path) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, "chat", str(endless_talker), "a", *GREEDY]
+    with TerminalSession(command, os.environ) as session:
+        session.expect("stopped: Ctrl-C")
+        assert session.wait() == 0
+
+
 def test_a_chat_that_is_ended_gives_the_terminal_back(
     endless_talker: Path, chat_on_terminal: Open
 ) -> None:

@@ -330,11 +330,11 @@ def test_rows_get_their_text_or_an_error(small_model: Path) -> None:
         ]
     )
     answer = _Rows(Workers(str(small_model), "small", threads=2), {"max_tokens": 9})
-    empty, good, bad, wrong = answer(rows).to_pylist()
+    empty, good, bad, signed = answer(rows).to_pylist()
     assert "needs either" in empty["error"]
-    assert "seed" in wrong["error"]
-    params = SamplingParams(max_tokens=9, temperature=0.7, repetition_penalty=1.05, seed=5)
-    expected = LLM(small_model, "none", threads=2).generate("ab", params)[0]
-    assert (good["id"], good["text"], good["error"]) == (1, expected.text, None)
+    llm = LLM(small_model, "none", threads=2)
+    for row, seed in ((good, 5), (signed, 2**64 - 1)):
+        params = SamplingParams(max_tokens=9, temperature=0.7, repetition_penalty=1.05, seed=seed)
+        assert (row["text"], row["error"]) == (llm.generate("ab", params)[0].text, None)
     assert (bad["id"], bad["text"], bad["finish_reason"]) == (2, None, None)
     assert "context" in bad["error"]
