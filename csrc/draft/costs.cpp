@@ -15,8 +15,8 @@ constexpr double kReading = 0.5;  // weight of the newest part of a prompt: part
 // An error changes the factor of further rows this many times as readily as the first row:
 // attention behind a long context can make further rows several times as dear.
 constexpr double kFurtherWeight = 5.0;
-// The part of an error that goes to the price of each further row is that of a row of this price,
-// in first rows. A factor alone would leave rows free that seemed so when they were measured.
+// An error also changes the price of each further row, as readily as the factor of rows that cost
+// this share of the first one. The factor alone leaves rows free that seemed free when measured.
 constexpr double kRowPrice = 0.05;
 constexpr double kThousand = 1000.0;
 

@@ -38,7 +38,7 @@ class RowCosts {
   std::vector<std::pair<double, double>> measured_;  // rows, seconds beyond those of the first row
   double first_s_ = 0.0, more_factor_ = 1.0;
   double slope_s_ = 0.0;  // of each row beyond those that were measured
-  double row_s_ = 0.0;    // of each further row, besides
+  double row_s_ = 0.0;    // added for each further row
 };
 
 // RowCosts by batch size: as many rows of more sequences read more keys and values.

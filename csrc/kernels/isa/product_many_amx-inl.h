@@ -191,7 +191,7 @@ class AmxManyRows {
     uint16_t weights[2][kPanels][kTiles * kTileWeights];
   };
 
-  // Not on the stack, because that of a thread of musl is only 128 KiB.
+  // The buffers do not fit onto the stack of a thread of musl, which has 128 KiB.
   static Buffers& buffers_of_thread() {
     static thread_local Buffers buffers;
     return buffers;

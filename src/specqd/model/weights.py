@@ -108,7 +108,7 @@ def load_weights(
     if tied and not loader.has(input_name):
         input_name = output_name  # safetensors keeps one name of a shared tensor, the first
     has_head = tied or not is_base or loader.has(output_name)
-    # As in transformers, the file decides.
+    # The file decides, as in transformers.
     tied = (tied or is_base) and (input_name == output_name or not loader.has(output_name))
     if not loader.is_mapped:  # wrong shapes are reported before anything is packed
         loader.tensors.check(input_name, size)

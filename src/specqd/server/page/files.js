@@ -17,7 +17,7 @@ export class Attachments {
       await this.#add(input.files);
       input.value = "";
     });
-    // Everywhere, because a file that is dropped elsewhere would be opened in place of the page.
+    // The browser would open a file that is dropped beside the composer in place of the page.
     addEventListener("dragover", (event) => event.preventDefault());
     addEventListener("drop", (event) => {
       if (!event.dataTransfer.files.length) return;
