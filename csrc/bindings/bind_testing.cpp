@@ -23,6 +23,7 @@
 #include "decode/sampling.h"
 #include "decode/sequence.h"
 #include "kernels/float_mode.h"
+#include "model/attention_plan.h"
 #include "model/decoder.h"
 #include "model/kv_cache.h"
 #include "model/rope.h"
@@ -158,6 +159,35 @@ void bind_draft_pages(nb::module_& m) {
       "Returns, by strip, the pages that a draft from position `start` reads; None: all.");
 }
 
+using WavePart = std::tuple<int64_t, int64_t, int64_t>;
+using WaveRow = std::tuple<int64_t, int64_t, int64_t, int64_t, bool, bool>;
+
+// The waves of sequences with rows [start, start + count) each.
+auto attention_waves(const std::vector<std::pair<int64_t, int64_t>>& starts_counts,
+                     std::pair<int64_t, bool> reach, int64_t rows_at_once, int64_t most_parts) {
+  AttentionPlan plan({reach.first, reach.second}, rows_at_once, most_parts);
+  std::vector<SequenceRows> sequences;
+  int64_t rows = 0;
+  for (const auto& [start, count] : starts_counts) {
+    sequences.push_back({static_cast<int>(sequences.size()), start, count, rows});
+    rows += count;
+  }
+  plan.make(sequences);
+  std::vector<std::pair<std::vector<WavePart>, std::vector<WaveRow>>> waves;
+  for (int64_t wave = 0; wave < plan.waves(); ++wave) {
+    auto& [parts, row_parts] = waves.emplace_back();
+    for (const AttentionPlan::Pass& pass : plan.passes(wave))
+      for (int64_t i = 0; i < pass.count; ++i)
+        parts.emplace_back(sequences[static_cast<size_t>(pass.sequence)].first_row + pass.first + i,
+                           pass.chunk, pass.part + i);
+    for (int64_t row = 0; row < rows; ++row) {
+      const AttentionPlan::RowParts& of = plan.parts_of(wave, row);
+      row_parts.emplace_back(of.first, of.stride, of.count, of.end_chunk, of.is_first, of.is_last);
+    }
+  }
+  return std::pair(waves, plan.part_count());
+}
+
 void bind_states(nb::module_& m) {
   m.def(
       "saved_state",
@@ -230,6 +260,12 @@ void bind_failures(nb::module_& m) {
 void bind_testing(nb::module_& testing) {
   bind_pages(testing);
   bind_draft_pages(testing);
+  testing.def(
+      "attention_waves", &attention_waves, "starts_counts"_a, "reach"_a, "rows_at_once"_a,
+      "most_parts"_a,
+      "Returns, for each wave of attention, the parts of its passes (row, chunk, index) and\n"
+      "by row (first, stride, count, end chunk, is first, is last); and the most parts of a\n"
+      "wave. `reach` is (window, is causal).");
   bind_states(testing);
   bind_sample_token(testing);
   bind_failures(testing);

@@ -130,17 +130,17 @@ void HeadAttention::write_heads(const Run& run, int64_t kv_head,
   }
 }
 
-// Replaces the queries by the outputs of attention.
-void HeadAttention::merge_head(const Run& run, int64_t head,
+// Replaces the queries by the outputs of attention, as far as the wave has them.
+void HeadAttention::merge_head(const Run& run, int64_t wave, int64_t head,
                                const PagedAttention::PageRows& part) const {
   const int64_t dim = shape_.head_dim;
   const int64_t strip =
       place_.first_strip < 0 ? kNoStrip : place_.first_strip + head / shape_.group();
   for (int64_t row = part.first; row < part.last; ++row) {
     float* const out = run.heads + row * shape_.outputs() + head * dim;
-    run.attention.merge(row, head, sinks_, out,
-                        run.batch.page_weights_of(strip, row, head % shape_.group()));
-    if (run.gates != nullptr)
+    const bool is_whole = run.attention.merge(
+        wave, row, head, sinks_, out, run.batch.page_weights_of(strip, row, head % shape_.group()));
+    if (is_whole && run.gates != nullptr)
       traits_.kernels.sigmoid_gate(run.gates + row * shape_.queries() + head * dim, dim, out);
   }
 }
@@ -165,32 +165,36 @@ void HeadAttention::run(Team& team, Batch& batch, float* heads, const float* gat
   PagedAttention& attention = batch.attentions[place_.kind];
   const Run run{batch, attention, heads, gates};
   if (traits_.spec.norms_whole_rows) norm_whole_rows(team, run);
-  const int64_t passes = attention.passes(), kv_heads = shape_.kv_heads, group = shape_.group();
+  const int64_t kv_heads = shape_.kv_heads, group = shape_.group();
   const auto parts = attention.page_rows();
-  const auto attend = [&](int64_t first, int64_t last) {
-    attention.run(*batch.cache, place_, first, last, team.thread());
+  const auto attend = [&](int64_t wave, int64_t first, int64_t last) {
+    attention.run(*batch.cache, place_, wave, first, last, team.thread());
   };
   team.stage("attention");
   if (attention.is_simple() && kv_heads >= team.threads()) {
     share_heads(team, kv_heads, kv_heads, 1, [&](int64_t kv_head, int64_t) {
       for (const auto& part : parts) write_heads(run, kv_head, part);
-      attend(kv_head * passes, (kv_head + 1) * passes);
+      const int64_t passes = attention.passes(0);
+      attend(0, kv_head * passes, (kv_head + 1) * passes);
       for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
-        for (const auto& part : parts) merge_head(run, head, part);
+        for (const auto& part : parts) merge_head(run, 0, head, part);
     });
   } else {
-    const int64_t count = std::ssize(parts), items = passes * kv_heads;
+    const int64_t count = std::ssize(parts), merges = shape_.heads * count;
     write_all(team, run);
-    team.stage("attention");
-    share_heads(team, kv_heads, items,
-                std::max<int64_t>(items / (team.threads() * kClaimsOfPasses), 1), attend);
-    team.stage("attention");
-    const int64_t merges = shape_.heads * count;
-    team.share(merges, std::max<int64_t>(merges / (team.threads() * kClaimsPerThread), 1),
-               [&](int64_t first, int64_t last) {
-                 for (int64_t i = first; i < last; ++i)
-                   merge_head(run, i / count, parts[static_cast<size_t>(i % count)]);
-               });
+    for (int64_t wave = 0; wave < attention.waves(); ++wave) {
+      const int64_t items = attention.passes(wave) * kv_heads;
+      team.stage("attention");
+      share_heads(team, kv_heads, items,
+                  std::max<int64_t>(items / (team.threads() * kClaimsOfPasses), 1),
+                  [&](int64_t first, int64_t last) { attend(wave, first, last); });
+      team.stage("attention");
+      team.share(merges, std::max<int64_t>(merges / (team.threads() * kClaimsPerThread), 1),
+                 [&](int64_t first, int64_t last) {
+                   for (int64_t i = first; i < last; ++i)
+                     merge_head(run, wave, i / count, parts[static_cast<size_t>(i % count)]);
+                 });
+    }
   }
   record(team, batch, "attention", heads, shape_.queries(), shape_.outputs());
 }

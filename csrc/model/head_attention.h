@@ -44,7 +44,8 @@ class HeadAttention {
   void write_queries(const Run& run, int64_t kv_head, int64_t row, int64_t position) const;
   void write_key_value(const Run& run, int64_t kv_head, int64_t row, int64_t position,
                        const KvView& view) const;
-  void merge_head(const Run& run, int64_t head, const PagedAttention::PageRows& part) const;
+  void merge_head(const Run& run, int64_t wave, int64_t head,
+                  const PagedAttention::PageRows& part) const;
 
   const Traits& traits_;
   const AttentionShape shape_;

@@ -20,15 +20,6 @@ constexpr int64_t kChunkPages = kChunkPositions / kPagePositions;
 // This is not a power of two: rows of scores would then share few sets of the first-level cache.
 constexpr int64_t kScoreStride = kChunkPositions + kPanel;
 
-// The partial results of a long prompt take up to gigabytes, the answer's only a few megabytes. The
-// rest is returned once that many forwards have needed no more than these bytes.
-constexpr size_t kKeptBytes = 32 << 20;
-constexpr int kSmallForwards = 64;
-
-int64_t first_visible(int64_t position, int64_t window) {
-  return window > 0 ? std::max<int64_t>(position + 1 - window, 0) : 0;
-}
-
 // Sums the weights of each page of a chunk; several partial sums let the compiler use vectors.
 void add_up_pages(const float* weights, int64_t count, float* sums) {
   for (int64_t page = 0; page < kChunkPages; ++page) {
@@ -38,11 +29,6 @@ void add_up_pages(const float* weights, int64_t count, float* sums) {
       for (int64_t i = 0; i < kBlock; ++i) lanes[i] += weights[at + i];
     sums[page] = std::accumulate(std::begin(lanes), std::end(lanes), 0.0f);
   }
-}
-
-// The position after the last one that a row attends to.
-int64_t visible_end(const SequenceRows& rows, int64_t position, Reach reach) {
-  return reach.is_causal ? position + 1 : rows.start + rows.count;
 }
 
 }  // namespace
@@ -55,7 +41,10 @@ PagedAttention::PagedAttention(AttentionShape shape, Reach longest, const Kernel
       rows_at_once_(std::max<int64_t>(1, kRowsAtOnce / shape.group())),
       query_bytes_(kernels.exact_row_bytes(shape.key_tiles())),
       weight_bytes_(kernels.exact_row_bytes(kChunkPositions / kBlock)),
-      queries_(static_cast<size_t>(max_rows * shape.heads) * query_bytes_) {
+      plan_(longest, rows_at_once_,
+            static_cast<int64_t>(kWaveBytes / sizeof(float)) / (shape.heads * shape.value_width())),
+      queries_(static_cast<size_t>(max_rows * shape.heads) * query_bytes_),
+      running_(static_cast<size_t>(max_rows * shape.heads)) {
   const auto products = static_cast<size_t>(rows_at_once_ * shape.group());
   for (int i = 0; i < threads; ++i) {
     scores_.emplace_back(products * kScoreStride * sizeof(float));
@@ -72,59 +61,23 @@ void PagedAttention::plan(std::span<const SequenceRows> sequences,
     for (SequenceRows& rows : sequences_)
       if (rows.choice != nullptr) rows.start -= rows.choice->skipped_by_all() * kPagePositions;
   }
-  page_rows_.clear();
-  passes_.clear();
-  row_parts_.clear();
-  rows_ = part_count_ = 0;
-  for (const SequenceRows& rows : sequences_) {
-    plan_passes(rows);
-    rows_ += rows.count;
-  }
-  const auto needed = static_cast<size_t>(part_count_ * shape_.heads);
-  const size_t bytes = needed * static_cast<size_t>(shape_.value_width()) * sizeof(float);
-  if (bytes > parts_.size()) parts_ = Memory(bytes + bytes / 2);
-  small_forwards_ = bytes > kKeptBytes ? 0 : small_forwards_ + 1;
-  if (small_forwards_ == kSmallForwards) parts_.keep_first(kKeptBytes);
-  if (needed > part_sums_.size()) part_sums_.resize(needed);
-  if (!weighed_rows_.empty() && needed * kChunkPages > page_sums_.size())
-    page_sums_.resize(needed * kChunkPages);
-}
-
-void PagedAttention::plan_passes(const SequenceRows& rows) {
-  const int64_t sequence = &rows - sequences_.data();
-  for (int64_t first = 0, last; first < rows.count; first = last) {
-    const int64_t position = rows.start + first;
-    last = std::min(rows.count, first + kPagePositions - position % kPagePositions);
-    page_rows_.push_back({sequence, rows.first_row + first, rows.first_row + last});
-  }
-  const int64_t parts = part_count_;
-  const auto chunks_of = [&](int64_t first) {  // of the pass's rows from `first`
-    const int64_t last = std::min(first + rows_at_once_, rows.count) - 1;
-    return std::pair(first_visible(rows.start + first, longest_.window) / kChunkPositions,
-                     (visible_end(rows, rows.start + last, longest_) - 1) / kChunkPositions + 1);
-  };
-  for (int64_t first = 0; first < rows.count; first += rows_at_once_) {
-    const int64_t count = std::min(rows_at_once_, rows.count - first);
-    const auto [begin, end] = chunks_of(first);
-    for (int64_t i = 0; i < count; ++i) row_parts_.push_back({part_count_ + i, count, end - begin});
-    part_count_ += count * (end - begin);
-  }
-  const int64_t last_chunk = (rows.start + rows.count - 1) / kChunkPositions;
-  for (int64_t chunk = chunks_of(0).first; chunk <= last_chunk; ++chunk) {
-    int64_t part = parts;
-    for (int64_t first = 0; first < rows.count; first += rows_at_once_) {
-      const int64_t count = std::min(rows_at_once_, rows.count - first);
-      const auto [begin, end] = chunks_of(first);
-      if (begin <= chunk && chunk < end)
-        passes_.push_back({sequence, first, count, chunk, part + count * (chunk - begin)});
-      part += count * (end - begin);
-    }
+  plan_.make(sequences_);
+  const auto parts = static_cast<size_t>(plan_.part_count() * shape_.heads);
+  const size_t bytes = parts * static_cast<size_t>(shape_.value_width()) * sizeof(float);
+  if (bytes > parts_.size()) parts_ = Memory(std::max(bytes, std::min(2 * bytes, kWaveBytes)));
+  if (parts > part_sums_.size()) part_sums_.resize(parts);
+  if (weighed_rows_.empty()) return;
+  const int64_t weighed = *std::ranges::max_element(weighed_rows_) + 1;
+  const auto chunks = static_cast<size_t>(weighed * shape_.heads * plan_.chunk_count());
+  if (chunks > chunk_maxima_.size()) {
+    chunk_maxima_.resize(chunks);
+    page_sums_.resize(chunks * kChunkPages);
   }
 }
 
 int64_t PagedAttention::query_index(int64_t row, int64_t head) const {
   const int64_t group = shape_.group();
-  return (head / group * rows_ + row) * group + head % group;
+  return (head / group * plan_.rows() + row) * group + head % group;
 }
 
 uint8_t* PagedAttention::query(int64_t row, int64_t head) {
@@ -134,7 +87,7 @@ uint8_t* PagedAttention::query(int64_t row, int64_t head) {
 // Like queries, the partial results of one pass and one key-value head are consecutive.
 size_t PagedAttention::part_index(int64_t part, int64_t head) const {
   const int64_t group = shape_.group();
-  return static_cast<size_t>((head / group * part_count_ + part) * group + head % group);
+  return static_cast<size_t>((head / group * plan_.part_count() + part) * group + head % group);
 }
 
 float* PagedAttention::part_values(int64_t part, int64_t head) {
@@ -171,20 +124,19 @@ void PagedAttention::clear_after(const KvView& view, int64_t last) const {
 }
 
 PagedAttention::ItemRange PagedAttention::find_range(const KvCache& cache,
-                                                     const AttentionPlace& place,
+                                                     const AttentionPlace& place, int64_t wave,
                                                      int64_t item) const {
-  const int64_t kv_head = item / passes();
-  const Pass& pass = passes_[static_cast<size_t>(item % passes())];
+  const int64_t kv_head = item / passes(wave);
+  const Pass& pass = plan_.passes(wave)[static_cast<size_t>(item % passes(wave))];
   const SequenceRows& rows = sequences_[static_cast<size_t>(pass.sequence)];
   const int64_t chunk = pass.chunk * kChunkPositions, first_position = rows.start + pass.first;
   const int64_t last_position = first_position + pass.count - 1;
-  const int64_t end =
-      std::min(visible_end(rows, last_position, place.reach), chunk + kChunkPositions);
+  const int64_t end = std::min(place.reach.end(rows, last_position), chunk + kChunkPositions);
   const KvView all = cache.view(rows.sequence, place.cache_layer, kv_head);
   const bool is_chosen = rows.choice != nullptr && place.first_strip != kNoStrip;
   const int64_t strip = is_chosen ? place.first_strip + kv_head : kNoStrip;
   const int64_t first = is_chosen ? rows.choice->begin_of_strip(strip) * kPagePositions
-                                  : first_visible(first_position, place.reach.window);
+                                  : place.reach.begin(first_position);
   return {pass,
           kv_head,
           is_chosen ? all.through(*rows.choice, strip) : all,
@@ -203,21 +155,21 @@ const uint16_t* PagedAttention::values_at(const ItemRange& range, int64_t positi
          position % kPagePositions / kBlock * kTileWeights;
 }
 
-void PagedAttention::run(const KvCache& cache, const AttentionPlace& place, int64_t first,
-                         int64_t last, int thread) {
+void PagedAttention::run(const KvCache& cache, const AttentionPlace& place, int64_t wave,
+                         int64_t first, int64_t last, int thread) {
   const int64_t threads = std::ssize(scores_);
   auto* const scores = reinterpret_cast<float*>(scores_[static_cast<size_t>(thread)].data());
   uint8_t* const weights = weights_[static_cast<size_t>(thread)].data();
   for (int64_t item = first; item < last; ++item) {
-    const ItemRange now = find_range(cache, place, item);
+    const ItemRange now = find_range(cache, place, wave, item);
     if (!now.is_empty()) score(now, scores);
     weigh(now, place.reach, scores, weights);
     if (now.is_empty()) continue;
     const uint16_t* next = nullptr;
     // At `last` the thread's next item is not known: this is a guess.
     const int64_t following = item + 1 < last ? item + 1 : item + threads;
-    if (following < passes() * shape_.kv_heads) {
-      const ItemRange after = find_range(cache, place, following);
+    if (following < passes(wave) * shape_.kv_heads) {
+      const ItemRange after = find_range(cache, place, wave, following);
       if (!after.is_empty()) next = keys_at(after, after.begin);
     }
     sum_values(now, weights, next);
@@ -260,13 +212,16 @@ void PagedAttention::weigh(const ItemRange& range, Reach reach, float* scores, u
     std::memset(part_values(part, head), 0,
                 static_cast<size_t>(shape_.value_width()) * sizeof(float));
     if (count == 0) continue;
-    const int64_t from = std::max(first_visible(position, reach.window), range.begin) - range.begin;
-    const int64_t to = std::min(visible_end(rows, position, reach), range.end) - range.begin;
+    const int64_t from = std::max(reach.begin(position), range.begin) - range.begin;
+    const int64_t to = std::min(reach.end(rows, position), range.end) - range.begin;
     float* const row_scores = scores + i * kScoreStride;
     if (shape_.cap > 0.0f) kernels_.soft_cap(row_scores, count, shape_.scale, shape_.cap);
     sums = kernels_.softmax_part(row_scores, count, from, to, scale);
-    if (weighs(first_row + i / group))
-      add_up_pages(row_scores, count, page_sums_.data() + part_index(part, head) * kChunkPages);
+    if (weighs(first_row + i / group)) {
+      const size_t at = page_sums_index(first_row + i / group, head, pass.chunk);
+      chunk_maxima_[at] = sums.maximum;
+      add_up_pages(row_scores, count, page_sums_.data() + at * kChunkPages);
+    }
     kernels_.prepare_exact(row_scores, count, count / kBlock,
                            weights + static_cast<size_t>(i) * weight_bytes_);
   }
@@ -289,13 +244,20 @@ void PagedAttention::sum_values(const ItemRange& range, const uint8_t* weights,
   }
 }
 
-void PagedAttention::merge(int64_t row, int64_t head, std::span<const uint16_t> sinks, float* out,
-                           std::span<float> page_weights) {
-  const RowParts& parts = row_parts_[static_cast<size_t>(row)];
-  Kernels::SoftmaxPart running = part_sums_[part_index(parts.first, head)];
-  std::memcpy(out, part_values(parts.first, head),
-              static_cast<size_t>(shape_.value_dim) * sizeof(float));
-  for (int64_t i = 1; i < parts.count; ++i) {
+bool PagedAttention::merge(int64_t wave, int64_t row, int64_t head, std::span<const uint16_t> sinks,
+                           float* out, std::span<float> page_weights) {
+  const AttentionPlan::RowParts& parts = plan_.parts_of(wave, row);
+  if (parts.count == 0) return false;
+  Kernels::SoftmaxPart& kept = running_[static_cast<size_t>(row * shape_.heads + head)];
+  Kernels::SoftmaxPart running = kept;
+  int64_t next = 0;
+  if (parts.is_first) {
+    running = part_sums_[part_index(parts.first, head)];
+    std::memcpy(out, part_values(parts.first, head),
+                static_cast<size_t>(shape_.value_dim) * sizeof(float));
+    next = 1;
+  }
+  for (int64_t i = next; i < parts.count; ++i) {
     const int64_t part = parts.first + i * parts.stride;
     if (i + kPartsAhead < parts.count) {  // may be in another core's cache
       const float* const ahead = part_values(part + kPartsAhead * parts.stride, head);
@@ -304,26 +266,36 @@ void PagedAttention::merge(int64_t row, int64_t head, std::span<const uint16_t> 
     kernels_.merge_part(out, &running, part_values(part, head), part_sums_[part_index(part, head)],
                         shape_.value_dim);
   }
-  if (weighs(row)) sum_page_weights(parts, head, running, page_weights);
+  if (!parts.is_last) {
+    kept = running;
+    return false;
+  }
+  if (weighs(row)) sum_page_weights(row, head, parts.end_chunk, running, page_weights);
   if (!sinks.empty()) {
     static constexpr float kZeros[kLargestHeadDim] = {};
     const float sink = bf16_to_float(sinks[static_cast<size_t>(head)]);
     kernels_.merge_part(out, &running, kZeros, {sink, 1.0f}, shape_.value_dim);
   }
   kernels_.scale(out, 1.0f / running.sum, shape_.value_dim);
+  return true;
 }
 
-void PagedAttention::sum_page_weights(const RowParts& parts, int64_t head,
+size_t PagedAttention::page_sums_index(int64_t row, int64_t head, int64_t chunk) const {
+  const int64_t weighed = weighed_rows_[static_cast<size_t>(row)];
+  return static_cast<size_t>((weighed * shape_.heads + head) * plan_.chunk_count() + chunk);
+}
+
+void PagedAttention::sum_page_weights(int64_t row, int64_t head, int64_t chunks,
                                       Kernels::SoftmaxPart whole,
                                       std::span<float> page_weights) const {
-  const auto pages = static_cast<size_t>(parts.count * kChunkPages);
-  for (int64_t i = 0; i < parts.count; ++i) {
-    const size_t part = part_index(parts.first + i * parts.stride, head);
-    const float factor = std::exp(part_sums_[part].maximum - whole.maximum) / whole.sum;
-    const auto first = static_cast<size_t>(i * kChunkPages);
+  const auto pages = static_cast<size_t>(chunks * kChunkPages);
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    const size_t at = page_sums_index(row, head, chunk);
+    const float factor = std::exp(chunk_maxima_[at] - whole.maximum) / whole.sum;
+    const auto first = static_cast<size_t>(chunk * kChunkPages);
     const size_t end = std::min<size_t>(first + kChunkPages, page_weights.size());
     for (size_t page = first; page < end; ++page)
-      page_weights[page] = factor * page_sums_[part * kChunkPages + page - first];
+      page_weights[page] = factor * page_sums_[at * kChunkPages + page - first];
   }
   if (pages < page_weights.size()) std::ranges::fill(page_weights.subspan(pages), 0.0f);
 }

@@ -12,9 +12,10 @@ AREAS = {
     ),
     "hub": "cached_models catalogue disk_faults head_fetching hub* small_*",
     "model": (
-        "calibration context decoder dflash* embeddings exactness experts find_wrong_bit fp4 "
-        "gemma4 gguf_recurrent goldens head* kv_* latent mtp* native_structs pack* partial_head "
-        "prompt_cache prompt_files prompt_store real_models recurrent* rope stages taps tensors"
+        "attention_waves calibration context decoder dflash* embeddings exactness experts "
+        "find_wrong_bit fp4 gemma4 gguf_recurrent goldens head* kv_* latent mtp* native_structs "
+        "pack* partial_head prompt_cache prompt_files prompt_store real_models recurrent* rope "
+        "stages taps tensors"
     ),
     "kernels": (
         "aarch64 allocation_faults error_feedback float_mode kernels noise rope sample_token"

@@ -109,6 +109,13 @@ def draft_pages(context: specqd._native.Context, strips: int, start: int, most: 
     Returns, by strip, the pages that a draft from position `start` reads; None: all.
     """
 
+def attention_waves(starts_counts: Sequence[tuple[int, int]], reach: tuple[int, bool], rows_at_once: int, most_parts: int) -> tuple[list[tuple[list[tuple[int, int, int]], list[tuple[int, int, int, int, bool, bool]]]], int]:
+    """
+    Returns, for each wave of attention, the parts of its passes (row, chunk, index) and
+    by row (first, stride, count, end chunk, is first, is last); and the most parts of a
+    wave. `reach` is (window, is causal).
+    """
+
 def saved_state(cache: specqd._native.KvCache, sequence: int) -> tuple[int, NDArray[numpy.uint8]]:
     """
     Returns the position of the latest saved state of recurrent layers, and its bytes.
