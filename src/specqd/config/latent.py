@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from decimal import Decimal
 
 from specqd.config.decoder import (
     DecoderConfig,
@@ -106,10 +107,13 @@ def _read_latent(fields: Fields, family: LatentConfig) -> LatentConfig:
 
 
 def _score_growth(rope: RopeConfig) -> float:
-    """YaRN's factor on queries and on keys, which DeepSeek applies to the scores."""
+    """YaRN's factor on queries and on keys, which DeepSeek applies to the scores.
+
+    `Decimal` rounds the logarithm in the same way on every platform; `math` does not.
+    """
     if rope.kind != "yarn" or not rope.mscale_all_dim or rope.factor <= 1:
         return 1.0
-    return 0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0
+    return 0.1 * rope.mscale_all_dim * float(Decimal(rope.factor).ln()) + 1.0
 
 
 def _with_experts(fields: Fields, config: DecoderConfig, family: ExpertsConfig) -> DecoderConfig:
