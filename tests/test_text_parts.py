@@ -24,6 +24,8 @@ SHAPES = {
     "gemma4_text": FAMILY_SHAPES["gemma4_text"],
     "gemma4_unified_text": FAMILY_SHAPES["gemma4_unified_text"],
     "qwen3_vl_text": FAMILY_SHAPES["qwen3_vl_text"],
+    "lfm2": FAMILY_SHAPES["lfm2"],
+    "lfm3": FAMILY_SHAPES["lfm3"],
 }
 MACHINE = Machine.choose(1)
 TOKENS = list(range(1, 100))

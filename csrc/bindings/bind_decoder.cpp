@@ -30,6 +30,8 @@ namespace specqd {
 template <>
 const std::vector<std::string> kNamesOf<NormKind>{"rms", "layer"};
 template <>
+const std::vector<std::string> kNamesOf<AttentionGates>{"none", "heads", "values"};
+template <>
 const std::vector<std::string> kNamesOf<Activation>{"silu", "gelu", "gelu_tanh", "clamped_swiglu"};
 
 namespace {
@@ -56,7 +58,7 @@ void bind_spec(nb::module_& m) {
       required<&DecoderSpec::logit_cap>, required<&DecoderSpec::embedding_scale>,
       required<&DecoderSpec::residual_scale>, required<&DecoderSpec::logit_scale>,
       required<&DecoderSpec::experts_per_token>, required<&DecoderSpec::normalizes_routing_weights>,
-      required<&DecoderSpec::gates_attention>, optional<&DecoderSpec::states>);
+      required<&DecoderSpec::attention_gates>, optional<&DecoderSpec::states>);
 }
 
 void bind_partial_head(nb::module_& m) {

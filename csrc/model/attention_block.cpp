@@ -1,5 +1,5 @@
 // Attention: one product makes queries, keys and values, and another one the outputs.
-#include <algorithm>
+#include <memory>
 
 #include "model/blocks.h"
 #include "model/head_attention.h"
@@ -17,25 +17,25 @@ class AttentionBlock : public Block {
         output_(layer.output),
         query_key_value_bias_(layer.query_key_value_bias),
         output_bias_(layer.output_bias),
-        has_gates_(setting.traits.spec.gates_attention),
+        num_gates_(attention_.num_gates()),
         heads_(scratch_.add<float>(setting.max_rows * attention_.shape().outputs())) {
-    if (has_gates_) gates_ = scratch_.add<float>(setting.max_rows * attention_.shape().queries());
+    if (num_gates_ > 0) gates_ = scratch_.add<float>(setting.max_rows * num_gates_);
   }
 
   void run(Team& team, Batch& batch, const RowInputs& inputs, Destination to) const override {
     const AttentionShape& shape = attention_.shape();
-    const int64_t outputs = shape.outputs(), queries = shape.queries();
-    const int64_t made = std::min(query_key_value_->rows(), outputs);
+    const int64_t outputs = shape.outputs();
+    const int64_t made = query_key_value_->rows() - num_gates_;  // layers may lack keys, values
     float* const heads = heads_.in(batch.scratch);
     if (to == Destination::kCache) {
       write_cache(team, batch, inputs, heads);
       return;
     }
-    float* const gates = has_gates_ ? gates_.in(batch.scratch) : nullptr;
-    apply(
-        team, batch, "queries, keys, values", *query_key_value_, inputs,
-        keep_outputs(batch, {{0, made, heads, outputs, &query_key_value_bias_},
-                             {outputs, has_gates_ ? outputs + queries : outputs, gates, queries}}));
+    float* const gates = num_gates_ > 0 ? gates_.in(batch.scratch) : nullptr;
+    apply(team, batch, "queries, keys, values", *query_key_value_, inputs,
+          keep_outputs(batch,
+                       {{0, made, heads, outputs, &query_key_value_bias_},
+                        {made, made + num_gates_, gates, num_gates_, &query_key_value_bias_}}));
     record(team, batch, "queries, keys, values", heads, made, outputs);
     attention_.run(team, batch, heads, gates);
     apply(team, batch, "output", *output_, rows_at(heads, outputs),
@@ -69,10 +69,10 @@ class AttentionBlock : public Block {
   HeadAttention attention_;
   std::shared_ptr<PackedWeight> query_key_value_, output_;
   Vector query_key_value_bias_, output_bias_;
-  bool has_gates_;
+  int64_t num_gates_;  // per row
   ScratchLayout scratch_;
   Scratch<float> heads_;  // [rows][queries; keys; values]; the outputs replace the queries
-  Scratch<float> gates_;  // [rows][queries]
+  Scratch<float> gates_;  // [rows][num_gates_]
 };
 
 }  // namespace

@@ -14,6 +14,7 @@
 namespace specqd {
 
 enum class NormKind : int { kRms = 0, kLayer = 1 };
+enum class AttentionGates : int { kNone = 0, kHeads = 1, kValues = 2 };
 enum class Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kClampedSwiglu = 3 };
 
 struct DecoderSpec {
@@ -33,9 +34,9 @@ struct DecoderSpec {
   // The routing weights of the chosen experts add up to 1: the softmax is over these alone, or
   // their sigmoids are divided by the sum (`norm_topk_prob` of checkpoints).
   bool normalizes_routing_weights = true;
-  // The outputs of attention are multiplied by sigmoids. Their arguments are the outputs of
-  // `query_key_value` after queries, keys and values.
-  bool gates_attention = false;
+  // The outputs of attention are multiplied by sigmoids: one per head, or one per value. Their
+  // arguments are the outputs of `query_key_value` after queries, keys and values.
+  AttentionGates attention_gates = AttentionGates::kNone;
   StateShape states;  // of recurrent layers
 };
 

@@ -26,6 +26,18 @@ void share_heads(Team& team, int64_t kv_heads, int64_t items, int64_t grain, con
     team.share(items, grain, body);
 }
 
+int64_t gates_per_head(AttentionGates gates, const AttentionShape& shape) {
+  switch (gates) {
+    case AttentionGates::kHeads:
+      return 1;
+    case AttentionGates::kValues:
+      return shape.head_dim;
+    case AttentionGates::kNone:
+      break;
+  }
+  return 0;
+}
+
 }  // namespace
 
 HeadAttention::HeadAttention(const LayerWeights& layer, const AttentionPlace& place,
@@ -36,6 +48,7 @@ HeadAttention::HeadAttention(const LayerWeights& layer, const AttentionPlace& pl
       place_(place),
       writes_cache_(layer.kv_layer < 0),
       values_are_keys_(layer.values_are_keys),
+      gates_per_head_(gates_per_head(traits.spec.attention_gates, shape_)),
       query_norm_(layer.query_norm),
       key_norm_(layer.key_norm),
       value_norm_(layer.value_norm),
@@ -130,6 +143,18 @@ void HeadAttention::write_heads(const Run& run, int64_t kv_head,
   }
 }
 
+// Multiplies the outputs of one head by the sigmoids of its gates.
+void HeadAttention::apply_gates(const float* gates, float* out) const {
+  const Kernels& kernels = traits_.kernels;
+  if (gates_per_head_ > 1) {
+    kernels.sigmoid_gate(gates, shape_.head_dim, out);
+    return;
+  }
+  float factor = 1.0f;
+  kernels.sigmoid_gate(gates, 1, &factor);
+  kernels.scale(out, factor, shape_.head_dim);
+}
+
 // Replaces the queries by the outputs of attention, as far as the wave has them.
 void HeadAttention::merge_head(const Run& run, int64_t wave, int64_t head,
                                const PagedAttention::PageRows& part) const {
@@ -141,7 +166,7 @@ void HeadAttention::merge_head(const Run& run, int64_t wave, int64_t head,
     const bool is_whole = run.attention.merge(
         wave, row, head, sinks_, out, run.batch.page_weights_of(strip, row, head % shape_.group()));
     if (is_whole && run.gates != nullptr)
-      traits_.kernels.sigmoid_gate(run.gates + row * shape_.queries() + head * dim, dim, out);
+      apply_gates(run.gates + row * num_gates() + head * gates_per_head_, out);
   }
 }
 

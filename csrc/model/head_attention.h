@@ -16,10 +16,11 @@ class HeadAttention {
                 const std::vector<RopeTable>& ropes);
 
   const AttentionShape& shape() const { return shape_; }
+  int64_t num_gates() const { return shape_.heads * gates_per_head_; }  // per row
 
   // `heads` holds queries, keys and values, [rows][shape.outputs()]; the outputs of attention
-  // replace the queries. `gates`, [rows][shape.queries()], are applied to the outputs; null: there
-  // are none. Every thread calls it; it ends with a barrier.
+  // replace the queries. `gates`, [rows][num_gates()], are applied to the outputs; null: there are
+  // none. Every thread calls it; it ends with a barrier.
   void run(Team& team, Batch& batch, float* heads, const float* gates) const;
   // Only writes keys and values into the cache; reads no queries, and attends to nothing.
   void write_cache(Team& team, Batch& batch, float* heads) const;
@@ -44,6 +45,7 @@ class HeadAttention {
   void write_queries(const Run& run, int64_t kv_head, int64_t row, int64_t position) const;
   void write_key_value(const Run& run, int64_t kv_head, int64_t row, int64_t position,
                        const KvView& view) const;
+  void apply_gates(const float* gates, float* out) const;
   void merge_head(const Run& run, int64_t wave, int64_t head,
                   const PagedAttention::PageRows& part) const;
 
@@ -53,6 +55,7 @@ class HeadAttention {
   const AttentionPlace place_;
   bool writes_cache_;  // else it reads the keys and values of an earlier layer
   bool values_are_keys_;
+  int64_t gates_per_head_;  // 0, 1, or one for each value
   Norm query_norm_, key_norm_, value_norm_;
   Norm latent_norm_;  // of the last part of a key, before it becomes the value; or none
   Vector sinks_;

@@ -86,7 +86,7 @@ auto keep_outputs(const Batch& batch, const Outputs (&parts)[kParts]) {
         float* const out = part.out + row * part.out_stride + begin - part.from;
         std::memcpy(out, result + row * stride + begin - first,
                     static_cast<size_t>(end - begin) * sizeof(float));
-        if (part.bias != nullptr && !part.bias->empty())
+        if (part.bias != nullptr && std::ssize(*part.bias) >= end)
           batch.traits.kernels.add_bf16(out, part.bias->data() + begin, end - begin);
       }
     }

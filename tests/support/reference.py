@@ -207,8 +207,10 @@ def _projections(
     others = others[:1] if own.values_are_keys else others
     rest = [linear(layer, name, x) for name in others] if own.kv_layer is None else []
     query = linear(layer, query_name, x)
-    if not config.gates_attention:
+    if config.attention_gates is None:
         return [query, None, *rest]
+    if config.attention_gates == "heads":
+        return [query, np.repeat(linear(layer, names.attention_gates, x), own.head_dim, -1), *rest]
     halves = np.split(query.reshape(n, heads, -1), 2, axis=-1)
     query, gates = (half.reshape(n, -1) for half in halves)
     return [query, gates, *rest]

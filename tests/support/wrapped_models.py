@@ -10,6 +10,7 @@ import numpy as np
 from support.random_models import read_model
 from support.writers import write_safetensors
 
+_KINDS = {"lfm2": "lfm2_vl", "lfm3": "lfm3_vl"}
 Naming = Literal["model.language_model.", "language_model."]
 
 
@@ -27,7 +28,7 @@ def wrap_model(directory: Path, model: Path, naming: Naming, **more: Any) -> Pat
         wrapped[name] = bits
     write_safetensors(directory / "model.safetensors", wrapped)
     text = config["model_type"]
-    kind = text.removesuffix("_text") if text.endswith("_text") else "mistral3"
+    kind = text.removesuffix("_text") if text.endswith("_text") else _KINDS.get(text, "mistral3")
     around = {"model_type": kind, "text_config": config, "vision_config": {}, **more}
     (directory / "config.json").write_text(json.dumps(around))
     return directory

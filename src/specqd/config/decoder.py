@@ -133,9 +133,11 @@ class DecoderConfig:
     `ropes[layer]` is None for a layer without positions. `qkv_bias`, `output_bias` and `mlp_bias`
     say which linears have a bias. `qk_norm` normalises queries and keys before the rotation: each
     head with one weight for all heads ("one"), each head with a weight of its own ("each"), or the
-    whole row ("row"). `norms` says whether norms come before attention and feed forward, after
-    them, or both; `norm_offset` is added to the norms' weights. `rope_pairs` says which of the 2n
-    rotated dimensions of a head rotate together: i and i + n ("halves"), or 2i and 2i + 1
+    whole row ("row"). `attention_gates` says whether the outputs of attention have one gate for
+    each head, of a linear of their own ("heads"), or one for each value, whose rows follow those of
+    the head's query ("values"). `norms` says whether norms come before attention and feed forward,
+    after them, or both; `norm_offset` is added to the norms' weights. `rope_pairs` says which of
+    the 2n rotated dimensions of a head rotate together: i and i + n ("halves"), or 2i and 2i + 1
     ("neighbours").
     """
 
@@ -172,7 +174,7 @@ class DecoderConfig:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     has_sinks: bool = False  # one more score per attention head, without a value
-    gates_attention: bool = False  # gates its outputs; their rows follow each head's query
+    attention_gates: Literal["heads", "values"] | None = None
     experts: ExpertsConfig | None = None
     recurrent: DeltaConfig | ConvolutionConfig | None = None
     latent: LatentConfig | None = None  # of all layers; `head_dim` is then its row's

@@ -17,7 +17,7 @@ from specqd.config.decoder import (
 from specqd.config.family import Family
 from specqd.config.fields import Fields
 from specqd.config.gemma import read_cap, read_gemma_decoder
-from specqd.config.rope import RopeConfig, RopeDefaults, read_ropes_by_type, without_ropes
+from specqd.config.rope import read_proportional_ropes, without_ropes
 from specqd.config.tensor_names import EXPERT_STACKS, LLAMA, NORMS_AROUND
 
 _POSITIONS = 131_072
@@ -35,7 +35,9 @@ def read_gemma4(fields: Fields, context: int | None) -> DecoderConfig:
     width, is_wide = config.intermediate_size, fields.flag("use_double_wide_mlp")
     return replace(
         config,
-        ropes=_read_ropes(fields, types, attentions, context),
+        ropes=read_proportional_ropes(
+            fields, types, _POSITIONS, attentions[-1].head_dim, share=0.25, context=context
+        ),
         qk_norm="one",
         norms_values=True,
         attention_scale=1.0,
@@ -119,38 +121,6 @@ def _read_heads(
     for each in set(heads):
         check_heads(fields, config.num_heads, *each)
     return heads
-
-
-def _read_ropes(
-    fields: Fields,
-    types: Sequence[str],
-    attentions: Sequence[AttentionConfig],
-    context: int | None,
-) -> tuple[RopeConfig | None, ...]:
-    """The default rope of full attention turns a quarter of a head; a stated one all of it."""
-    stated = fields.get("rope_parameters")
-    is_stated = stated is not None
-    ropes = read_ropes_by_type(
-        without_ropes(fields).with_values(rope_parameters=stated),
-        types,
-        _POSITIONS,
-        attentions[-1].head_dim,
-        full=RopeDefaults(
-            theta=1_000_000.0,
-            share=1.0 if is_stated else 0.25,
-            kind="default" if is_stated else "proportional",
-            may_be_proportional=True,
-        ),
-        sliding=RopeDefaults(theta=10_000.0),
-        context=context,
-    )
-    if ropes[-1].kind != "proportional" and ropes[-1].share != 1.0:
-        raise (
-            fields.part("rope_parameters")
-            .part(_FULL)
-            .wrong("rope_type", "'proportional' (for a partial_rotary_factor below 1)")
-        )
-    return ropes
 
 
 def _read_per_layer(fields: Fields, vocab_size: int) -> PerLayerConfig | None:

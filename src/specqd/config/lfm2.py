@@ -1,4 +1,4 @@
-"""LFM2: short convolutions between layers of attention; later ones have experts."""
+"""LFM2 and LFM3: short convolutions between layers of attention; some have experts."""
 
 from dataclasses import replace
 
@@ -8,14 +8,23 @@ from specqd.config.decoder import (
     layer_count,
     read_decoder,
     read_experts,
+    read_window,
+    windows_of,
 )
 from specqd.config.family import Family
 from specqd.config.fields import Fields
-from specqd.config.recurrent import MOST_TAPS, ConvolutionConfig, read_recurrent_layers
-from specqd.config.rope import RopeDefaults
+from specqd.config.recurrent import (
+    FULL,
+    MOST_TAPS,
+    SLIDING,
+    ConvolutionConfig,
+    read_recurrent_layers,
+)
+from specqd.config.rope import RopeDefaults, read_proportional_ropes, without_ropes
 from specqd.config.tensor_names import LLAMA
 
 _MOST_WIDTH = 2**31 - 1
+_POSITIONS = 128_000
 
 
 def read_lfm2(fields: Fields, context: int | None) -> DecoderConfig:
@@ -43,12 +52,50 @@ def read_lfm2_moe(fields: Fields, context: int | None) -> DecoderConfig:
     return replace(config, experts=replace(experts, sigmoids=choice))
 
 
-def _read(fields: Fields, context: int | None) -> DecoderConfig:
+def read_lfm3(fields: Fields, context: int | None) -> DecoderConfig:
+    """LFM2 with windows, norms on both sides of each block, and a gate for each attention head."""
+    if not fields.flag("use_sandwich_norm", True):
+        raise fields.wrong("use_sandwich_norm", "true")
+    types = _lfm3_types(fields)
+    fields = fields.with_values(layer_types=types).with_defaults(
+        num_key_value_heads=4,
+        head_dim=128,
+        conv_L_cache=7,
+        bos_token_id=124_894,
+        eos_token_id=124_900,
+    )
+    config = _read(without_ropes(fields), context, may_slide=True)
+    has_bias = fields.flag("attention_bias")
+    return replace(
+        config,
+        norms="both",
+        windows=windows_of(fields, types, read_window(fields, 256)),
+        ropes=read_proportional_ropes(
+            fields, types, _POSITIONS, config.head_dim, share=0.5, context=context
+        ),
+        qkv_bias=has_bias,
+        output_bias=has_bias,
+        attention_gates="heads" if fields.flag("use_attention_gate", True) else None,
+    )
+
+
+def _lfm3_types(fields: Fields) -> list[str]:
+    """`layer_types`; by default every other layer has attention, in turns a window and none."""
+    layers = layer_count(fields)
+    if fields.get("layer_types") is not None:
+        return fields.kinds("layer_types", layers, (FULL, SLIDING, "conv"))
+    return [
+        FULL if layer % 4 == 2 else SLIDING if layer % 4 == 0 and layer > 0 else "conv"
+        for layer in range(layers)
+    ]
+
+
+def _read(fields: Fields, context: int | None, may_slide: bool = False) -> DecoderConfig:
     is_tied = fields.flag("tie_embedding", fields.flag("tie_word_embeddings", True))
     config = read_decoder(
         fields.with_values(tie_word_embeddings=is_tied),
         context=context,
-        max_positions=128_000,
+        max_positions=_POSITIONS,
         bos=(1,),
         eos=(2,),
         num_kv_heads=8,
@@ -59,7 +106,7 @@ def _read(fields: Fields, context: int | None) -> DecoderConfig:
     convolution = ConvolutionConfig(
         channels=config.hidden_size,
         taps=fields.integer("conv_L_cache", 3, least=2, most=MOST_TAPS),
-        layers=read_recurrent_layers(fields, config.num_layers, "conv"),
+        layers=read_recurrent_layers(fields, config.num_layers, "conv", may_slide=may_slide),
         has_bias=fields.flag("conv_bias"),
     )
     return replace(config, qk_norm="one", recurrent=convolution)
@@ -107,7 +154,7 @@ _LFM2 = replace(
     convolution="conv",
 )
 FAMILIES = {
-    "lfm2": Family(read_lfm2, _LFM2),
+    "lfm2": Family(read_lfm2, _LFM2, wrapper="lfm2_vl"),
     "lfm2_moe": Family(
         read_lfm2_moe,
         replace(
@@ -118,5 +165,17 @@ FAMILIES = {
             expert_down="w2",
             correction_bias="feed_forward.expert_bias",
         ),
+    ),
+    "lfm3": Family(
+        read_lfm3,
+        replace(
+            _LFM2,
+            query_norm=LLAMA.query_norm,
+            key_norm=LLAMA.key_norm,
+            output=LLAMA.output,
+            attention_post_norm="post_operator_norm",
+            feed_forward_post_norm="post_ffn_norm",
+        ),
+        wrapper="lfm3_vl",
     ),
 }

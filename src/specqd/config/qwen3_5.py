@@ -35,7 +35,7 @@ def read_qwen3_5(fields: Fields, context: int | None) -> DecoderConfig:
         config,
         qk_norm="one",
         norm_offset=1.0,
-        gates_attention=True,
+        attention_gates="values",
         recurrent=_read_delta(fields),
         mtp=read_mtp(fields, MtpConfig()),
     )

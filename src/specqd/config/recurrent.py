@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from specqd.config.fields import Fields
 
 MOST_TAPS = 8
-_FULL = ("full_attention", "attention")  # the second is an old name
+FULL, SLIDING = "full_attention", "sliding_attention"
+_FULL = (FULL, "attention")  # the second is an old name
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,17 @@ class ConvolutionConfig:
 
 
 def read_recurrent_layers(
-    fields: Fields, num_layers: int, recurrent: str, older: tuple[str, ...] = ()
+    fields: Fields,
+    num_layers: int,
+    recurrent: str,
+    older: tuple[str, ...] = (),
+    may_slide: bool = False,
 ) -> tuple[bool, ...]:
-    """Whether each layer is of the type `recurrent`, which may have older names, or has full
-    attention."""
-    known = (_FULL[0], recurrent)
+    """Whether each layer is of the type `recurrent`, which may have older names, or has attention:
+    full attention, or if `may_slide` one with a window."""
+    attention = (*_FULL, SLIDING) if may_slide else _FULL
+    known = (FULL, *attention[len(_FULL) :], recurrent)
     types = fields.kinds("layer_types", num_layers, known, (*_FULL[1:], *older))
-    if not set(types) & set(_FULL):
-        raise fields.error("layer_types", f"has no {_FULL[0]}; one layer at least needs it")
-    return tuple(kind not in _FULL for kind in types)
+    if not set(types) & set(attention):
+        raise fields.error("layer_types", f"has no {FULL}; one layer at least needs it")
+    return tuple(kind not in attention for kind in types)

@@ -107,6 +107,43 @@ def read_ropes_by_type(
     return tuple(sliding_rope if kind == "sliding_attention" else full_rope for kind in layer_types)
 
 
+def read_proportional_ropes(
+    fields: Fields,
+    layer_types: Sequence[str],
+    max_positions: int,
+    head_dim: int,
+    *,
+    share: float,
+    context: int | None,
+) -> tuple[RopeConfig, ...]:
+    """Ropes by type of layer, where that of full attention may be proportional.
+
+    It turns `share` of a head if the configuration states no ropes; a stated one turns all of it by
+    default.
+    """
+    stated = fields.get("rope_parameters")
+    is_stated = stated is not None
+    fields = without_ropes(fields).with_values(rope_parameters=stated)
+    ropes = read_ropes_by_type(
+        fields,
+        layer_types,
+        max_positions,
+        head_dim,
+        full=RopeDefaults(
+            theta=1_000_000.0,
+            share=1.0 if is_stated else share,
+            kind="default" if is_stated else _PROPORTIONAL,
+            may_be_proportional=True,
+        ),
+        sliding=RopeDefaults(theta=10_000.0),
+        context=context,
+    )
+    if any(rope.kind != _PROPORTIONAL and rope.share != 1.0 for rope in ropes):
+        full = fields.part("rope_parameters").part("full_attention")
+        raise full.wrong("rope_type", "'proportional' (for a partial_rotary_factor below 1)")
+    return ropes
+
+
 def read_rope(
     fields: Fields,
     rope: Fields,

@@ -31,6 +31,7 @@ class TensorNames:
     feed_forward_post_norm: str | None = None
     query_key_value: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     fused_by_head: bool = False
+    attention_gates: str = "self_attn.gate_proj"
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
     output: str = "self_attn.o_proj"

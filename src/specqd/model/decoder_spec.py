@@ -28,7 +28,7 @@ def decoder_spec(config: DecoderConfig) -> _native.DecoderSpec:
         logit_scale=config.logit_scale,
         experts_per_token=experts.per_token if experts else 0,
         normalizes_routing_weights=experts.normalizes_routing_weights if experts else True,
-        gates_attention=config.gates_attention,
+        attention_gates=config.attention_gates or "none",
         states=None if recurrent is None else _state_shape(recurrent),
     )
 

@@ -174,17 +174,20 @@ class LayerReader:
         rows = [count * attention.head_dim for count in heads]
         rotated = self._in_halves if c.rope_pairs == "neighbours" else None
         orders = [rotated, rotated, None]
-        if c.gates_attention:
+        if c.attention_gates == "values":
             return self._gated_sources(at, kind)
         if len(names) == 1:
             rows, orders = [sum(rows)], [self._by_kind if self._names.fused_by_head else None]
         elif attention.kv_layer is not None or attention.values_are_keys:
             parts = 2 if attention.kv_layer is None else 1
             names, rows, orders = names[:parts], rows[:parts], orders[:parts]
-        return [
+        sources = [
             Source(f"{at}{name}.{kind}", count, count, order)
             for name, count, order in zip(names, rows, orders, strict=True)
         ]
+        if c.attention_gates == "heads" and kind == "weight":
+            sources += [Source.whole(f"{at}{self._names.attention_gates}.weight", c.num_heads)]
+        return sources
 
     def _gated_sources(self, at: str, kind: str) -> list[Source]:
         """Queries, keys, values and gates; in the tensor, a head's gates follow its query."""

@@ -3,7 +3,16 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from support.families import experts, gemma, latent, llama, neox, norms_after, recurrent
+from support.families import (
+    convolutions,
+    experts,
+    gemma,
+    latent,
+    llama,
+    neox,
+    norms_after,
+    recurrent,
+)
 from support.families.family import Family
 from support.shapes import Shape
 
@@ -14,6 +23,7 @@ FAMILIES: Mapping[str, Family] = {
     **neox.FAMILIES,
     **experts.FAMILIES,
     **recurrent.FAMILIES,
+    **convolutions.FAMILIES,
     **latent.FAMILIES,
 }
 
