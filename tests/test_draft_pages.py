@@ -87,6 +87,34 @@ def test_the_weights_of_a_row_do_not_depend_on_its_company(
         np.testing.assert_array_equal(weights, found[0])
 
 
+# --- What others proposed -------------------------------------------------------------------------
+
+
+def test_a_draft_reads_the_guesses_of_others_once_and_with_chosen_pages(
+    model: Model, chance: random.Random
+) -> None:
+    draft = model.as_draft()
+    draft.set_draft_context(3 * PAGE)
+    sequence = new_sequence(random_tokens(chance, 6 * PAGE + 20))
+    level = Level(model, Level(draft, NoDraft(), length=1))
+    advance(level, sequence, 2)
+    inner = level.drafter
+    assert isinstance(inner, Level)
+
+    def rows_and_bytes() -> tuple[int, int]:
+        before = inner.stats.rows, inner.stats.cache_bytes_read
+        inner.propose([DraftRequest(sequence, 1)])
+        return inner.stats.rows - before[0], inner.stats.cache_bytes_read - before[1]
+
+    alone, usual = rows_and_bytes()
+    sequence.guess(random_tokens(chance, 4))
+    first, read_first = rows_and_bytes()
+    again, read_again = rows_and_bytes()
+    assert (alone, first, again) == (1, 4, 1)  # it has read the last token before them
+    assert max(read_first, read_again) == usual
+    sequence.forget_guesses(4)
+
+
 # --- The choice -----------------------------------------------------------------------------------
 
 

@@ -245,7 +245,7 @@ def test_a_separate_model_forgets_guesses_that_a_level_above_it_rejected(length:
 
 @pytest.mark.parametrize("accepted", [[], [7, 8]])
 def test_a_draft_takes_over_where_the_exact_context_ends(accepted: list[int]) -> None:
-    """But never behind its first row, whose position it overwrites."""
+    """It keeps what it has of a proposal that others continued, until the exact context grows."""
     exact = Context(0)
     draft = Context(0, exact)
     tokens = [4, 5, 6, *accepted]
@@ -254,8 +254,14 @@ def test_a_draft_takes_over_where_the_exact_context_ends(accepted: list[int]) ->
     assert exact.length == draft.length == len(tokens) - 1
     draft.record(len(tokens) - 1, [tokens[-1], 9, 9])
     assert draft.match([*tokens, 9, 3], len(tokens)) == len(tokens) + 1
+    draft.begin(len(tokens) + 3)  # others made two tokens of the proposal
+    assert draft.match([*tokens, 9, 4, 3], len(tokens)) == len(tokens) + 1
     draft.begin(len(tokens))
-    assert draft.match(tokens, len(tokens)) == len(tokens) - 1
+    assert draft.match(tokens, len(tokens)) == len(tokens)
+    exact.record(len(tokens) - 1, [tokens[-1], 8])
+    assert draft.match([*tokens, 8, 9, 9], len(tokens) + 1) == exact.length
+    draft.begin(len(tokens) + 2)
+    assert draft.length == exact.length == len(tokens) + 1
 
 
 def test_a_context_compares_what_was_accepted_once() -> None:

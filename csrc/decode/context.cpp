@@ -7,14 +7,21 @@ namespace specqd {
 void Context::begin(size_t length) {
   provisional_from_ = length;
   if (!follows_exact()) return;
-  provisional_from_ = length - 1;
-  offset_ = std::min(exact_->length(), length - 1);
-  exact_->record(offset_, {});
+  exact_->record(std::min(exact_->length(), length - 1), {});
+  follow_exact();
+  provisional_from_ = offset_;
+}
+
+// Begins where the exact context ends now, unless it does so already.
+void Context::follow_exact() {
+  if (offset_ == exact_->length()) return;
+  offset_ = exact_->length();
   tokens_.clear();
   settled_ = 0;
 }
 
 size_t Context::match(std::span<const int32_t> tokens, size_t accepted) {
+  if (follows_exact() && exact_->length() > offset_) follow_exact();
   const size_t beyond = tokens.size() > offset_ ? tokens.size() - offset_ : 0;
   const size_t limit = std::min(tokens_.size(), beyond);
   size_t at = std::min(settled_, limit);

@@ -21,7 +21,8 @@ class Context {
       : slot_(slot), exact_(std::move(exact)) {}
 
   int slot() const { return slot_; }
-  // Whether it begins where the exact context ends, so that it never has to catch up.
+  // Whether it begins where the exact context ends, so that it never has to catch up but with the
+  // proposal.
   bool follows_exact() const { return exact_ != nullptr && exact_->length() > 0; }
   // The number of positions in the cache.
   size_t length() const { return offset_ + tokens_.size(); }
@@ -34,8 +35,9 @@ class Context {
   // Starts a proposal after `length` tokens. Its later rows are provisional.
   //
   // The first forward of the proposal computes the last of these tokens again, so the exact context
-  // keeps only the tokens before it. If the exact context is empty, this one continues from its own
-  // last proposal.
+  // keeps only the tokens before it. This context keeps what it has of the same proposal, which
+  // other drafters may have continued meanwhile. If the exact context is empty, this one continues
+  // from its own last proposal.
   void begin(size_t length);
 
   // Whether a row at this position belongs to the proposal, and so may read a part of the context.
@@ -61,6 +63,8 @@ class Context {
   DraftPages& draft_pages() { return exact_ == nullptr ? draft_pages_ : exact_->draft_pages(); }
 
  private:
+  void follow_exact();
+
   static constexpr size_t kNowhere = static_cast<size_t>(-1);
 
   int slot_;

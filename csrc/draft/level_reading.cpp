@@ -32,8 +32,7 @@ int64_t LevelReading::start_of(const Sequence& sequence, Context& context) const
 }
 
 int64_t LevelReading::lag(const Sequence& sequence, Context& context) const {
-  return context.follows_exact() ? 0
-                                 : std::ssize(sequence.tokens) - 1 - start_of(sequence, context);
+  return std::ssize(sequence.tokens) - 1 - start_of(sequence, context);
 }
 
 int64_t LevelReading::tokens_within(double seconds, int64_t position) const {

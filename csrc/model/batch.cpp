@@ -51,38 +51,37 @@ void Batch::begin(const ForwardRequest& request) {
   sequences.clear();
   logit_rows.clear();
   rows = 0;
-  int64_t weighed_pages = 0;
   for (const ForwardRows& part : request.sequences) {
     sequences.push_back({part.sequence, part.start, part.count, rows, part.choice});
     rows += part.count;
     for (int64_t i = part.logits; i > 0; --i) logit_rows.push_back(rows - i);
-    const int64_t pages = (part.start + part.count + kPagePositions - 1) / kPagePositions;
-    if (part.weighs_pages) weighed_pages = std::max(weighed_pages, pages);
   }
   all_sequences = sequences;
-  plan_page_weights(request.sequences, weighed_pages);
+  plan_page_weights(request.sequences);
   for (PagedAttention& attention : attentions) attention.plan(sequences, weighed_rows);
   states.plan(*cache, request.sequences);
 }
 
-// Rows with logits that weigh pages, in sequences that attend to at most `pages` pages.
-void Batch::plan_page_weights(std::span<const ForwardRows> parts, int64_t pages) {
+// Rows with logits weigh all pages of their sequence, if it wants that.
+void Batch::plan_page_weights(std::span<const ForwardRows> parts) {
   weighed_rows.clear();
-  page_weights.begin(pages > 0 ? logit_row_count() : 0, pages);
-  if (pages == 0) return;
+  std::vector<int64_t> pages;  // by row with logits
+  for (const ForwardRows& part : parts) {
+    const int64_t all = (part.start + part.count + kPagePositions - 1) / kPagePositions;
+    pages.insert(pages.end(), static_cast<size_t>(part.logits), part.weighs_pages ? all : 0);
+  }
+  page_weights.begin(pages);
+  if (std::ranges::all_of(pages, [](int64_t each) { return each == 0; })) return;
   weighed_rows.assign(static_cast<size_t>(rows), kNotWeighed);
-  int32_t logit_row = 0;
-  for (const ForwardRows& part : parts)
-    for (int64_t i = 0; i < part.logits; ++i, ++logit_row)
-      if (part.weighs_pages)
-        weighed_rows[static_cast<size_t>(logit_rows[static_cast<size_t>(logit_row)])] = logit_row;
+  for (size_t i = 0; i < pages.size(); ++i)
+    if (pages[i] > 0) weighed_rows[static_cast<size_t>(logit_rows[i])] = static_cast<int32_t>(i);
 }
 
 std::span<float> Batch::page_weights_of(int64_t strip, int64_t row, int64_t head) {
   if (strip == kNoStrip || weighed_rows.empty()) return {};
   const int32_t at = weighed_rows[static_cast<size_t>(row)];
   if (at == kNotWeighed) return {};
-  return {page_weights.of(strip, at, head), static_cast<size_t>(page_weights.pages())};
+  return page_weights.of(strip, at, head);
 }
 
 void Batch::keep_rows_with_logits() {

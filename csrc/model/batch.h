@@ -124,7 +124,7 @@ struct Batch {
   std::unique_ptr<BitRecord> bits;         // null: bits are not recorded
 
  private:
-  void plan_page_weights(std::span<const ForwardRows> parts, int64_t pages);
+  void plan_page_weights(std::span<const ForwardRows> parts);
 };
 
 }  // namespace specqd
