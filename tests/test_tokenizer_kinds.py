@@ -15,7 +15,14 @@ from tokenizers import Tokenizer as Backend
 
 from specqd.errors import SpecqdError, TokenizerError
 from specqd.hub import shipped_model
-from specqd.text.backends import CONTROL, NORMAL, Pieces
+from specqd.text.backends import (
+    CONTROL,
+    NORMAL,
+    WORD_SPLITS,
+    Pieces,
+    WordSplit,
+    byte_level_backend,
+)
 from specqd.text.backends import _merges as merges_of
 from specqd.text.gguf_tokenizer import read_gguf_tokenizer, tokenizer_files
 from specqd.text.tokenizer import Tokenizer
@@ -253,3 +260,20 @@ def test_special_tokens_of_phi3_take_the_white_space_after_them(tmp_path: Path) 
         found.append(read_gguf_tokenizer(path).backend.encode("<|user|>\n  a").tokens[1:])
     assert len(found[0]) > 1
     assert found[1] == ["▁a"]
+
+
+@pytest.mark.parametrize("mark", ["[AVAILABLE_TOOLS]", "[TOOLS]"])
+def test_mistrals_converted_vocabulary_splits_text_as_it_was_trained(
+    tmp_path: Path, mark: str
+) -> None:
+    """Its first conversions state a pattern that keeps `oW` of `HelloWorld` in one word."""
+    tokens = [*"HeloWrd", "oW", *(f"<unused {i}>" for i in range(100_000))]
+    split = WordSplit(WORD_SPLITS["llama3"].pattern)
+    backend = byte_level_backend(tokens, [NORMAL] * len(tokens), [("o", "W")], split)
+    backend.add_special_tokens([mark])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    ids = Tokenizer.open(tmp_path).encode("HelloWorld")
+    is_mistrals = mark == "[AVAILABLE_TOOLS]"
+    assert [tokens[i] for i in ids] == [
+        *"Hell", *(["o", "W"] if is_mistrals else ["oW"]), *"orld"
+    ]  # fmt: skip

@@ -38,6 +38,9 @@ _TEKKEN = (
 )
 
 
+_TEKKEN_MARK, _TEKKEN_SIZE = "[AVAILABLE_TOOLS]", 100_000  # Mistral's other vocabularies have 32768
+
+
 @dataclass(frozen=True, slots=True)
 class WordSplit:
     """How a byte-level vocabulary splits text into words."""
@@ -96,6 +99,17 @@ def byte_level_backend(
     backend.decoder = decoders.ByteLevel()
     _declare_whole(backend, tokens, kinds)
     return backend
+
+
+def mend_tekken(backend: Tokenizer) -> None:
+    """Splits text with Mistral's Tekken vocabulary as that was trained. Its first conversions to
+    `tokenizer.json` state Llama 3's pattern, as transformers' flag `fix_mistral_regex` tells."""
+    is_tekken = backend.token_to_id(_TEKKEN_MARK) is not None
+    if not is_tekken or backend.get_vocab_size() < _TEKKEN_SIZE:
+        return
+    words = pre_tokenizers.Split(Regex(_TEKKEN), behavior="isolated")
+    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([words, bytes_])
 
 
 def sentencepiece_backend(pieces: Pieces, unstripped: Collection[str] | None = None) -> Tokenizer:

@@ -19,7 +19,7 @@ import tokenizers
 from specqd.errors import RequestError, TokenizerError
 from specqd.formats.gguf import is_gguf
 from specqd.formats.small_file import MOST_VOCABULARY_BYTES
-from specqd.text.backends import add_ends, sentencepiece_backend
+from specqd.text.backends import add_ends, mend_tekken, sentencepiece_backend
 from specqd.text.chat_template import ChatTemplate
 from specqd.text.gguf_tokenizer import read_gguf_tokenizer
 from specqd.text.sentencepiece import SentencepieceModel, read_sentencepiece
@@ -118,6 +118,7 @@ class Tokenizer:
         if text is not None:
             with as_tokenizer_error(path):
                 backend = tokenizers.Tokenizer.from_str(text)
+                mend_tekken(backend)
             if (largest := max(backend.get_vocab().values(), default=0)) > _LARGEST_ID:
                 raise TokenizerError(
                     f"{path}: the id {largest} is larger than {_LARGEST_ID}; fetch the file again"
