@@ -318,6 +318,11 @@ def test_generation_defaults_are_those_of_the_file(tmp_path):
     )
 
 
+def test_a_top_k_of_minus_one_is_off(tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"top_k": -1}')
+    assert read_generation_defaults(tmp_path).top_k == 0
+
+
 def test_temperature_counts_only_with_sampling():
     assert GenerationDefaults(temperature=0.7).effective_temperature == 0.0
     assert GenerationDefaults(do_sample=False, temperature=0.7).effective_temperature == 0.0

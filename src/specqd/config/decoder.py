@@ -307,7 +307,7 @@ def _read_heads(
     if num_kv_heads is None or "num_key_value_heads" in fields.values:
         num_kv_heads = heads
     kv_heads = fields.integer("num_key_value_heads", num_kv_heads)
-    if head_dim is None:
+    if head_dim is None or "head_dim" in fields.values:
         if fields.get("head_dim") is None and hidden_size % heads:
             raise fields.error("hidden_size", f"{hidden_size} is not a multiple of {heads} heads")
         head_dim = hidden_size // heads

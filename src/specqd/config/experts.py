@@ -62,7 +62,7 @@ def read_qwen3_moe(fields: Fields, context: int | None) -> DecoderConfig:
 def read_qwen3_5_moe(fields: Fields, context: int | None) -> DecoderConfig:
     """Qwen 3.5 with experts and a shared expert in every layer."""
     width = fields.integer("shared_expert_intermediate_size", 512)
-    fields = fields.with_values(intermediate_size=width)
+    fields = fields.with_values(intermediate_size=width).with_defaults(num_key_value_heads=2)
     experts = read_experts(
         fields, size=fields.integer("moe_intermediate_size", 512), count=256, per_token=8
     )
@@ -71,6 +71,7 @@ def read_qwen3_5_moe(fields: Fields, context: int | None) -> DecoderConfig:
 
 def read_qwen3_next(fields: Fields, context: int | None) -> DecoderConfig:
     """Qwen 3 Next: experts and a shared expert, but plain feed forwards in some layers."""
+    fields = fields.with_defaults(num_key_value_heads=2)
     experts = read_experts(
         fields,
         size=fields.integer("moe_intermediate_size", 512),

@@ -111,9 +111,10 @@ def _read_heads(
         full_kv_heads = fields.integer("num_global_key_value_heads", kv_heads)
     full = full_kv_heads, fields.integer("global_head_dim", 512)
     heads = [full if kind == _FULL else (kv_heads, dim) for kind in types]
-    saved = fields.part("per_layer_config")
-    if saved.values:
-        layers = [saved.part(str(layer)) for layer in range(config.num_layers)]
+    if fields.get("per_layer_config") is not None:
+        saved = fields.part("per_layer_config")
+        keys = {int(key): key for key in saved.values if key.isdecimal()}  # with leading zeros
+        layers = [saved.part(keys.get(layer, "")) for layer in range(config.num_layers)]
         heads = [
             (own.integer("num_key_value_heads", kv_heads), own.integer("head_dim", dim))
             for own in layers

@@ -49,7 +49,7 @@ def read_generation_defaults(directory: Path) -> GenerationDefaults:
         do_sample=fields.flag("do_sample", False) if "do_sample" in stated else None,
         temperature=fields.optional_number("temperature", 0.0, 1e30),
         top_p=fields.optional_number("top_p", 0.0, 1.0),
-        top_k=fields.integer("top_k", 0, least=0) if "top_k" in stated else None,
+        top_k=max(fields.integer("top_k", 0, least=-1), 0) if "top_k" in stated else None,
         min_p=fields.optional_number("min_p", 0.0, 1.0),
         repetition_penalty=fields.optional_number("repetition_penalty", *POSITIVE),
         eos_token_ids=fields.id_or_ids("eos_token_id", ()) if "eos_token_id" in stated else None,

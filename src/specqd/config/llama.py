@@ -168,11 +168,12 @@ def read_olmo3(fields: Fields, context: int | None) -> DecoderConfig:
 
 def read_glm4(fields: Fields, context: int | None) -> DecoderConfig:
     """Norms around both blocks; neighbours rotate together, in half of each head."""
+    if fields.get("eos_token_id") is None:  # also for a null
+        fields = fields.with_values(eos_token_id=[151329, 151336, 151338])
     config = read_decoder(
         fields,
         context=context,
         max_positions=131_072,
-        eos=(151329, 151336, 151338),
         num_kv_heads=2,
         head_dim=128,
         eps=("rms_norm_eps", 1.5625e-07),
@@ -213,8 +214,12 @@ def read_smollm3(fields: Fields, context: int | None) -> DecoderConfig:
 
 
 def read_phi3(fields: Fields, context: int | None) -> DecoderConfig:
+    """The rope type `yarn` is an old name of `longrope`. The trained length is outside the rope."""
+    rope = rope_fields(fields)
+    if "yarn" in (rope.get("rope_type"), rope.get("type")):
+        fields = fields.with_values(rope_scaling={**rope.values, "rope_type": "longrope"})
     return read_decoder(
-        fields,
+        fields.with_defaults(original_max_position_embeddings=4096),
         context=context,
         max_positions=4096,
         bos=(1,),

@@ -67,7 +67,7 @@ def rope_fields(fields: Fields) -> Fields:
 
 def with_default_rope(fields: Fields, rope: Mapping[str, object]) -> Fields:
     """The fields, with `rope` as `rope_parameters` where they state no rope."""
-    if fields.get("rope_scaling") is not None or fields.get("rope_parameters") is not None:
+    if fields.get("rope_scaling") or fields.get("rope_parameters"):
         return fields
     return fields.with_values(rope_parameters=rope)
 

@@ -256,7 +256,7 @@ FAMILIES = {
             (
                 {
                     "layer_types": [SLIDING, FULL] * 2, "head_dim": 24,
-                    "per_layer_config": {"1": {"head_dim": 40, "num_key_value_heads": 4}},
+                    "per_layer_config": {"01": {"head_dim": 40, "num_key_value_heads": 4}},
                 },
                 {
                     "attentions": (
@@ -264,6 +264,10 @@ FAMILIES = {
                         *(AttentionConfig(2, 24),) * 2,
                     ),
                 },
+            ),
+            (  # all heads are alike
+                {"layer_types": [SLIDING, FULL] * 2, "head_dim": 24, "per_layer_config": {}},
+                {"attentions": (AttentionConfig(2, 24),) * 4},
             ),
         ],
         refusals=[

@@ -239,6 +239,19 @@ FAMILIES = {
                 {"partial_rotary_factor": 0.75, "sliding_window": 17},
                 {"ropes": (RopeConfig("default", 1e4, share=0.75),) * 4, "windows": (17,) * 4},
             ),
+            (  # an old name, and the trained length that is not stated
+                {
+                    "max_position_embeddings": 8192,
+                    "rope_scaling": long_rope(4) | {"type": "yarn", "rope_type": None},
+                },
+                {
+                    "ropes": (
+                        RopeConfig(
+                            "longrope", 1e4, 2.0, 4096, factors=tuple(long_rope(4)["long_factor"]),
+                        ),
+                    ) * 4,
+                },
+            ),
         ],
         refusals=[
             ({"rope_scaling": {"type": "longrope", "long_factor": [1, -1]}}, ["short_factor"]),
@@ -271,6 +284,7 @@ FAMILIES = {
             "72, biases": replace(HEADS_72, has_biases=True),
         },
         traits=[
+            ({"head_dim": None}, {"head_dim": 8}),
             (
                 {},
                 {

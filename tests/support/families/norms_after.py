@@ -209,10 +209,10 @@ FAMILIES = {
                 },
             ),
             (
-                {"partial_rotary_factor": 0.25},
+                {"partial_rotary_factor": 0.25, "eos_token_id": None},
                 {
                     "ropes": (RopeConfig("default", 1e4, share=0.25),) * 4, "qkv_bias": True,
-                    "output_bias": False,
+                    "output_bias": False, "eos_token_ids": (151329, 151336, 151338),
                 },
             ),
         ],
