@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specqd import LLM
-from specqd.openai.tools import with_names
+from specqd.text.messages import with_names
 from support.batches import answered, line
 from support.openai_client import (
     CHAT,

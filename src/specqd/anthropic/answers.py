@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from specqd.engine.updates import Update
 from specqd.openai.answers import Event, Usage
 from specqd.openai.extras import Json
-from specqd.openai.json_text import read_json
 from specqd.openai.parts import Block, BlockReader, id_of
 from specqd.openai.speculation import DraftMetrics
+from specqd.text.json_text import read_json
 
 _KINDS = {"server_error": "api_error"}  # error types whose names differ: OpenAI's -> Anthropic's
 

@@ -23,8 +23,8 @@ from specqd.openai.tools import (
     name_in,
     tool_of,
     uniquely_named,
-    with_names,
 )
+from specqd.text.messages import with_names
 from specqd.text.tool_calls import Tool, ToolUse
 
 Json = dict[str, Any]

@@ -27,7 +27,6 @@ from specqd.llm import LLM
 from specqd.openai.answers import Answer, Reply, Usage, form_of
 from specqd.openai.errors import code_of, param_of, refusal
 from specqd.openai.extras import Json
-from specqd.openai.json_text import check_characters, place_of, read_json
 from specqd.openai.parts import BlockReader
 from specqd.openai.requests import (
     ChatRequest,
@@ -38,6 +37,7 @@ from specqd.openai.requests import (
 )
 from specqd.openai.responses_answers import ResponsesAnswer
 from specqd.openai.responses_requests import ResponsesRequest, responses_request
+from specqd.text.json_text import check_characters, place_of, read_json
 
 _MEMBERS = ("custom_id", "method", "url", "body")
 _PARSERS: Mapping[str, Callable[[object], Request | ResponsesRequest]] = {

@@ -13,7 +13,7 @@ from typing import Any
 
 from specqd.config.fields import Fields, token_ids
 from specqd.engine.generation import GenerationRequest, MakeGrammar
-from specqd.errors import FieldError, shown
+from specqd.errors import FieldError
 from specqd.openai import tools as openai_tools
 from specqd.openai.options import (
     MOST_INT32,
@@ -24,8 +24,8 @@ from specqd.openai.options import (
     sampling_params,
 )
 from specqd.sampling import Defaults, SamplingParams, request_sampling
-from specqd.text.chat_template import role_of
 from specqd.text.infill import infill
+from specqd.text.messages import Message, read_messages
 from specqd.text.reasoning import SWITCHES, Reasoning, answer_begun, reasoning_of
 from specqd.text.tokenizer import Tokenizer
 from specqd.text.tool_calls import CallForm, ToolUse, call_form
@@ -43,9 +43,6 @@ BUDGET = "thinking_token_budget"  # vLLM's name
 _CHAT |= {"reasoning_effort", BUDGET, "add_generation_prompt", "continue_final_message"}
 # Template variables that requests cannot set.
 _RESERVED = ("add_generation_prompt", "documents", "messages", "self", "tools")
-_WITH_CONTENT = ("system", "user", "tool")  # roles; an assistant may call tools without content
-
-Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,36 +338,4 @@ def messages_of(fields: Fields) -> tuple[Message, ...]:
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise fields.wrong("messages", "a list of at least one message")
-    checked = [_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
-    return openai_tools.with_names(checked)
-
-
-def _message(name: str, message: object) -> Message:
-    """Returns a message as templates expect it: one text, and a role that all templates know.
-
-    Other members are passed on.
-    """
-    if not isinstance(message, dict):
-        raise FieldError(name, f"{shown(message)} is not an object with a role")
-    role = role_of(name, message)
-    if message.get("tool_calls") is not None:
-        calls = openai_tools.calls_of(f"{name}.tool_calls", message["tool_calls"])
-        message = {**message, "tool_calls": calls}
-    content = message.get("content")
-    if isinstance(content, list):
-        texts = [_part(f"{name}.content[{i}]", part) for i, part in enumerate(content)]
-        return {**message, "role": role, "content": "\n".join(texts)}
-    if content is not None and not isinstance(content, str):
-        raise FieldError(f"{name}.content", f"{shown(content)} is not a string or a list of parts")
-    if content is None and role in _WITH_CONTENT:
-        raise FieldError(f"{name}.content", "is missing; a string is needed")
-    return {**message, "role": role}
-
-
-def _part(name: str, part: object) -> str:
-    if not isinstance(part, Mapping) or part.get("type") != "text":
-        kind = part.get("type") if isinstance(part, Mapping) else part
-        raise FieldError(
-            name, f'is {shown(kind)}; only {{"type": "text", "text": ...}} is supported'
-        )
-    return Fields.of(part, ("type", "text"), name).needed_text("text")
+    return read_messages(messages)

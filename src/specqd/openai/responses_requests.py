@@ -21,6 +21,7 @@ from specqd.openai.options import (
 )
 from specqd.openai.requests import ChatRequest, effort_variable, template_variables
 from specqd.sampling import Defaults, request_sampling
+from specqd.text.messages import calls_of, with_names
 from specqd.text.tool_calls import ToolUse
 
 Json = dict[str, Any]
@@ -76,7 +77,7 @@ def responses_request(body: object) -> ResponsesRequest:
     most = fields.whole("max_output_tokens", 1, MOST_INT32)
     options = _with_schema(options_of(fields), fields)
     request = ChatRequest(
-        openai_tools.with_names(_messages(fields)),
+        with_names(_messages(fields)),
         sampling_params(fields, most, None),
         options,
         _reasoning(fields) | template_variables(fields),
@@ -170,7 +171,7 @@ def _message(name: str, item: object) -> Json:
     if kind == "function_call":
         function = {"name": fields.text("name"), "arguments": fields.text("arguments") or ""}
         call = {"id": call_id, "type": "function", "function": function}
-        return {"role": "assistant", "tool_calls": openai_tools.calls_of(name, [call])}
+        return {"role": "assistant", "tool_calls": calls_of(name, [call])}
     output = _text(f"{name}.output", fields.get("output"), _TEXT_PARTS)
     return {"role": "tool", "tool_call_id": call_id, "content": output}
 

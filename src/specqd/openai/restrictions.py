@@ -9,7 +9,7 @@ from typing import Any
 
 from specqd.config.fields import Fields
 from specqd.errors import SpecqdError
-from specqd.openai.json_text import read_json
+from specqd.text.json_text import read_json
 
 _OLDER = ("json", "regex", "choice", "grammar")  # with the prefix guided_
 _KINDS = (*_OLDER, "json_object", "structural_tag")

@@ -1,12 +1,11 @@
-"""Checks the tools of a chat request's body, and the calls in its messages."""
+"""Checks the tools of a chat request's body."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from specqd.config.fields import Fields, LenientObject
-from specqd.errors import FieldError, RequestError, shown
-from specqd.openai.json_text import check_characters, read_json
+from specqd.errors import FieldError, shown
 from specqd.text.tool_calls import NO_PARAMETERS, Tool, ToolUse
 
 FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
@@ -175,48 +174,3 @@ FLAT = Spelling(
     _flat_choice,
     '{"type": "function", "name": ...} or {"type": "allowed_tools", "mode": ..., "tools": [...]}',
 )
-
-
-def with_names(messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """Adds the function's name to each result of a call.
-
-    Some templates need it, but clients send only the call's id. Of calls with the same id, the
-    latest one before the result counts.
-    """
-    names: dict[str, str] = {}
-    named: list[Mapping[str, Any]] = []
-    for message in messages:
-        for call in message.get("tool_calls") or ():
-            if call.get("id") is not None:
-                names[str(call["id"])] = call["function"]["name"]
-        name = names.get(str(message.get("tool_call_id")))
-        is_result = message["role"] == "tool" and name is not None
-        named.append({"name": name, **message} if is_result else message)
-    return tuple(named)
-
-
-def calls_of(name: str, calls: object) -> list[dict[str, Any]]:
-    """Returns the calls of an assistant's message as templates expect them. Raises FieldError.
-
-    Clients send arguments as a string of JSON, templates expect an object. A string that is not a
-    JSON object, or has a lone surrogate, stays as it is: a model may have written it.
-    """
-    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
-        raise FieldError(name, f"{shown(calls)} is not a list of calls")
-    return [_call(f"{name}[{i}]", call) for i, call in enumerate(calls)]
-
-
-def _call(name: str, call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call.get("function")
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise FieldError(name, "a call with a function's name and arguments is needed")
-    arguments = function.get("arguments")
-    try:
-        value = arguments
-        if isinstance(arguments, str):
-            value = read_json(arguments or "{}")  # some clients write so that there are none
-            check_characters(value, arguments)
-    except (ValueError, RecursionError, RequestError):
-        value = arguments
-    kept = value if isinstance(value, dict) else arguments
-    return {**call, "function": {**function, "arguments": kept}}

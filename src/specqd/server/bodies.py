@@ -8,9 +8,9 @@ from typing import Any
 
 from specqd.config.fields import Fields, LenientObject
 from specqd.errors import FieldError
-from specqd.openai.json_text import check_characters, place_of, read_json
 from specqd.openai.requests import messages_of
 from specqd.server.problems import refused
+from specqd.text.json_text import check_characters, place_of, read_json
 from specqd.text.tokenizer import Tokenizer
 
 _LOG = logging.getLogger("specqd.server")

@@ -8,7 +8,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-Message = Mapping[str, Any]
+from specqd.text.messages import Message
+
 Place = Literal["system", "user"]  # the message that describes the tools
 
 _INSTRUCTION = """\

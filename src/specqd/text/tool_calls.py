@@ -13,7 +13,8 @@ from typing import Any
 
 from specqd.errors import FieldError, SpecqdError
 from specqd.text.json_schema import prepared
-from specqd.text.plain_tools import Message, Place, in_messages
+from specqd.text.messages import Message
+from specqd.text.plain_tools import Place, in_messages
 from specqd.text.tokenizer import Tokenizer
 
 OPENER, CLOSER = "<tool_call>", "</tool_call>"  # of Hermes, Qwen and others
