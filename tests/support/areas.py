@@ -7,8 +7,8 @@ AREAS = {
     "formats": "draft_formats formats fp4 gguf* hostile_metadata packed_changes tensors wrapping",
     "config": "config* embedding_config hostile_metadata rope",
     "text": (
-        "calibration channels chat_template continuing given_template reasoning stops "
-        "plain_tools template_process text_parts tokenizer* tool_* without_posix"
+        "calibration channels chat_messages chat_template continuing given_template reasoning "
+        "stops plain_tools template_process text_parts tokenizer* tool_* without_posix"
     ),
     "hub": "cached_models catalogue disk_faults head_fetching hub* small_*",
     "model": (
@@ -34,8 +34,8 @@ AREAS = {
         "server_engine shared_cache threads turns"
     ),
     "llm": (
-        "async_llm chains embeddings interpreter_exit llm* lm_eval messages prompt_logprobs "
-        "replies schemas small_models turns"
+        "async_llm chains chat_messages embeddings interpreter_exit llm* lm_eval messages "
+        "prompt_logprobs replies schemas small_models turns"
     ),
     "openai": "batch* lenient openai* plain_tools refusals responses server_structured tool*",
     "anthropic": "client_* clients messages",

@@ -8,6 +8,7 @@ from specqd.errors import FieldError, shown
 from specqd.llm.inputs import Messages, is_sampling
 from specqd.llm.replies import Reply
 from specqd.llm.results import Completion, Result
+from specqd.text.messages import read_messages
 from specqd.text.parts import PartReader
 from specqd.text.reasoning import Reasoning, answer_begun, reasoning_of
 from specqd.text.tokenizer import Tokenizer
@@ -41,8 +42,7 @@ class Chat:
         if variables.pop("continue_final_message", False):
             asked, answer = _answer_split_off(asked)
             variables.pop("add_generation_prompt", None)
-        has_calls = any(isinstance(each, Mapping) and _has_call(each) for each in asked)
-        form = call_form(tokenizer) if names or has_calls else None
+        form = call_form(tokenizer) if names or any(map(_has_call, asked)) else None
         if form is None:
             text = tokenizer.render_chat(asked, **variables)
         else:
@@ -83,22 +83,22 @@ class Chat:
 
 
 def messages_of(messages: object) -> Messages:
-    """The messages of a chat; raises FieldError if they are not a list, or one has no content."""
+    """The messages of a chat, read as the server reads them; raises FieldError if they are not a
+    list, one has no content, or has other parts than texts."""
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         example = '[{"role": "user", "content": "Hello"}]'
         raise FieldError("messages", f"{shown(messages)} is not a list of messages like {example}")
-    for at, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            continue  # rendering refuses it
+    read = read_messages(messages)
+    for at, message in enumerate(read):
         if message.get("content") is None and not message.get("tool_calls"):
             raise FieldError(f"messages[{at}].content", "is missing; a text is needed")
-    return messages
+    return read
 
 
 def _answer_split_off(messages: Messages) -> tuple[Messages, str]:
     """The messages before the last one, and that one's text, which the answer continues."""
     *before, last = messages or [{}]
-    is_text = isinstance(last, Mapping) and isinstance(last.get("content"), str)
+    is_text = isinstance(last.get("content"), str)
     if not is_text or last.get("role") != "assistant" or not before:
         problem = "the last message is not a text of the assistant's after other messages; add one"
         raise FieldError("continue_final_message", problem)
@@ -106,7 +106,7 @@ def _answer_split_off(messages: Messages) -> tuple[Messages, str]:
 
 
 def _has_call(message: Mapping[str, Any]) -> bool:
-    return message.get("role") == "tool" or bool(message.get("tool_calls"))
+    return message["role"] == "tool" or bool(message.get("tool_calls"))
 
 
 def _names_of(tools: object) -> tuple[str, ...]:

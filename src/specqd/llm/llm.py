@@ -242,6 +242,7 @@ class LLM:
         """Answers a conversation through the model's chat template. `reply` of the result has the
         parts of the answer: content, reasoning and calls of tools.
 
+        messages: as in OpenAI's API; a content is a text or a list of parts of type `text`.
         template_variables: `tools` (functions in OpenAI's form), `documents` and other variables of
             the template, such as `enable_thinking`. vLLM's argument `chat_template_kwargs` may hold
             them too. If the template knows no tools, plain messages describe them.
