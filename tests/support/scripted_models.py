@@ -47,6 +47,13 @@ LLAMA = (
     '{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}{% endif %}[end]'
     "{% endfor %}{% if add_generation_prompt %}[assistant]{{ script }}{% endif %}"
 )
+# Llama 3's own templates have this check.
+LLAMA_OF_ONE_CALL = LLAMA.replace(
+    "{% set f =",
+    "{% if m.tool_calls | length != 1 %}"
+    "{{ raise_exception('This model only supports single tool-calls at once!') }}{% endif %}"
+    "{% set f =",
+)
 _SHAPE = Shape(hidden=128, heads=4, kv_heads=2, head_dim=32, layers=1, vocab=1024, context=4096)
 
 

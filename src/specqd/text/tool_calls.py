@@ -15,6 +15,7 @@ from specqd.errors import FieldError, SpecqdError
 from specqd.text.json_schema import prepared
 from specqd.text.messages import Message
 from specqd.text.plain_tools import Place, in_messages
+from specqd.text.single_calls import has_several_calls, one_by_one
 from specqd.text.tokenizer import Tokenizer
 
 OPENER, CLOSER = "<tool_call>", "</tool_call>"  # of Hermes, Qwen and others
@@ -26,6 +27,7 @@ NO_PARAMETERS: Mapping[str, Any] = {
 }
 
 _PROBE = "probe_of_the_form"
+_ASKED: Message = {"role": "user", "content": "?"}
 _PROBED = re.compile(
     rf'(\{{"name":\s*"){_PROBE}("\s*,\s*"(?:arguments|parameters)":\s*)\{{"mark":\s*1\}}(\s*\}})'
 )
@@ -95,9 +97,13 @@ class CallForm:
     ) -> str:
         """Returns the text of a chat's prompt. tools: as templates expect them.
 
-        Raises RequestError if the template rejects it, TokenizerError if it fails.
+        If the template takes no message with several calls, the calls come one by one. Raises
+        RequestError if it rejects the chat, TokenizerError if it fails.
         """
         if self.described_in is None:
+            has_several = any(map(has_several_calls, messages))
+            if has_several and _needs_single_calls(tokenizer, tools, variables):
+                messages = one_by_one(messages)
             return tokenizer.render_chat(messages, tools=tools, **variables)
         plain = in_messages(messages, tools or (), self.described_in)
         return tokenizer.render_chat(plain, **variables)
@@ -160,19 +166,38 @@ def call_form(tokenizer: Tokenizer) -> CallForm:
     Raises RequestError if there is no template.
     """
     tools = [Tool(_PROBE, NO_PARAMETERS, False, "?").described()]
-    asked = [{"role": "user", "content": "?"}]
-    call = {"name": _PROBE, "arguments": {"mark": 1}}
-    answer = {
-        "role": "assistant",
-        "tool_calls": [{"id": "call00000", "type": "function", "function": call}],
-    }
-    prompt = tokenizer.render_chat(asked, tools=tools)
+    prompt = tokenizer.render_chat([_ASKED], tools=tools)
+    probed = [_ASKED, _calling("call00000")]
     try:
-        text = tokenizer.render_chat([*asked, answer], tools=tools, add_generation_prompt=False)
+        text = tokenizer.render_chat(probed, tools=tools, add_generation_prompt=False)
     except SpecqdError:  # the template rejects such messages
         text = prompt
     form = _form_in(prompt, text, tokenizer) or _hermes(tokenizer, _place_in(tokenizer))
     return replace(form, has_hidden_tags=any(map(tokenizer.is_special, form.special_ids)))
+
+
+def _needs_single_calls(
+    tokenizer: Tokenizer,
+    tools: Sequence[Mapping[str, Any]] | None,
+    variables: Mapping[str, Any],
+) -> bool:
+    """Returns whether the template rejects a message with two calls, but takes one with one."""
+
+    def takes(*ids: str) -> bool:
+        try:
+            tokenizer.render_chat([_ASKED, _calling(*ids)], tools=tools, **variables)
+        except SpecqdError:
+            return False
+        return True
+
+    return not takes("call00000", "call00001") and takes("call00000")
+
+
+def _calling(*ids: str) -> Message:
+    """Returns a message that calls the probe once for each id."""
+    function = {"name": _PROBE, "arguments": {"mark": 1}}
+    calls = [{"id": each, "type": "function", "function": function} for each in ids]
+    return {"role": "assistant", "tool_calls": calls}
 
 
 def _place_in(tokenizer: Tokenizer) -> Place:
