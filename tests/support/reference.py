@@ -209,8 +209,9 @@ def _projections(
     query = linear(layer, query_name, x)
     if config.attention_gates is None:
         return [query, None, *rest]
-    if config.attention_gates == "heads":
-        return [query, np.repeat(linear(layer, names.attention_gates, x), own.head_dim, -1), *rest]
+    if names.attention_gates is not None:
+        gates = linear(layer, names.attention_gates, x)
+        return [query, np.repeat(gates, query.shape[1] // gates.shape[1], -1), *rest]
     halves = np.split(query.reshape(n, heads, -1), 2, axis=-1)
     query, gates = (half.reshape(n, -1) for half in halves)
     return [query, gates, *rest]

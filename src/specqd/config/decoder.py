@@ -133,12 +133,11 @@ class DecoderConfig:
     `ropes[layer]` is None for a layer without positions. `qkv_bias`, `output_bias` and `mlp_bias`
     say which linears have a bias. `qk_norm` normalises queries and keys before the rotation: each
     head with one weight for all heads ("one"), each head with a weight of its own ("each"), or the
-    whole row ("row"). `attention_gates` says whether the outputs of attention have one gate for
-    each head, of a linear of their own ("heads"), or one for each value, whose rows follow those of
-    the head's query ("values"). `norms` says whether norms come before attention and feed forward,
-    after them, or both; `norm_offset` is added to the norms' weights. `rope_pairs` says which of
-    the 2n rotated dimensions of a head rotate together: i and i + n ("halves"), or 2i and 2i + 1
-    ("neighbours").
+    whole row ("row"). `attention_gates` says whether the outputs of attention are gated by head
+    ("heads") or one by one ("values"). `norms` says whether norms come before attention and feed
+    forward, after them, or both; `norm_offset` is added to the norms' weights. `rope_pairs` says
+    which of the 2n rotated dimensions of a head rotate together: i and i + n ("halves"), or 2i and
+    2i + 1 ("neighbours").
     """
 
     model_type: str
@@ -356,6 +355,14 @@ def windows_of(fields: Fields, layer_types: Sequence[str], window: int) -> tuple
             "set use_sliding_window and sliding_window",
         )
     return tuple(window if kind == "sliding_attention" else 0 for kind in layer_types)
+
+
+def read_sparse_layers(fields: Fields, default: tuple[bool, ...]) -> tuple[bool, ...]:
+    """Whether each layer has experts, as `mlp_layer_types` says."""
+    if fields.get("mlp_layer_types") is None:
+        return default
+    types = fields.kinds("mlp_layer_types", layer_count(fields), ("dense", "sparse"))
+    return tuple(kind == "sparse" for kind in types)
 
 
 def read_experts(

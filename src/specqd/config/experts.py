@@ -1,22 +1,31 @@
-"""The families whose feed forwards are a mixture of experts: Mixtral, Qwen's, gpt-oss."""
+"""The families whose feed forwards are a mixture of experts: Mixtral, Qwen's, gpt-oss, others."""
 
 from dataclasses import replace
+from math import sqrt
 
 from specqd.config.decoder import (
     DecoderConfig,
     ExpertsConfig,
+    SigmoidChoice,
     alternating_types,
     layer_count,
     read_decoder,
     read_experts,
+    read_layer_types,
+    read_sparse_layers,
     read_window,
     windows_of,
 )
 from specqd.config.family import Family
 from specqd.config.fields import Fields
 from specqd.config.qwen3_5 import qwen_mtp, read_qwen3_5
-from specqd.config.rope import RopeDefaults, with_default_rope
-from specqd.config.tensor_names import EXPERT_STACKS, LLAMA
+from specqd.config.rope import (
+    RopeDefaults,
+    read_ropes_by_type,
+    with_default_rope,
+    without_ropes,
+)
+from specqd.config.tensor_names import EXPERT_STACKS, LLAMA, SHARED_EXPERTS
 from specqd.errors import ConfigError
 from specqd.formats.fp4 import BLOCK
 
@@ -57,6 +66,101 @@ def read_qwen3_moe(fields: Fields, context: int | None) -> DecoderConfig:
         normalizes_routing_weights=fields.flag("norm_topk_prob"),
     )
     return replace(config, qk_norm="one", experts=experts)
+
+
+def read_olmoe(fields: Fields, context: int | None) -> DecoderConfig:
+    if fields.get("clip_qkv") is not None:
+        raise fields.wrong("clip_qkv", "null")
+    config = read_decoder(
+        fields,
+        context=context,
+        max_positions=4096,
+        eos=(50279,),
+        eps=("rms_norm_eps", 1e-5),
+        attention_bias=fields.flag("attention_bias"),
+    )
+    experts = read_experts(
+        fields,
+        size=config.intermediate_size,
+        count=64,
+        per_token=8,
+        normalizes_routing_weights=fields.flag("norm_topk_prob"),
+    )
+    return replace(config, qk_norm="row", experts=experts)
+
+
+def read_mellum(fields: Fields, context: int | None) -> DecoderConfig:
+    """Qwen 3's experts, with windows and a rope for each type of layer."""
+    layers, positions = layer_count(fields), 131_072
+    types = read_layer_types(fields) or ["full_attention"] * layers
+    config = read_decoder(
+        without_ropes(fields),
+        context=context,
+        max_positions=positions,
+        num_kv_heads=4,
+        head_dim=128,
+        attention_bias=fields.flag("attention_bias"),
+        windows=windows_of(fields, types, read_window(fields, 1024)),
+    )
+    experts = read_experts(
+        fields,
+        size=fields.integer("moe_intermediate_size", 896),
+        count=64,
+        per_token=8,
+        layers=read_sparse_layers(fields, (True,) * layers),
+        normalizes_routing_weights=fields.flag("norm_topk_prob", True),
+    )
+    ropes = read_ropes_by_type(
+        fields,
+        types,
+        positions,
+        config.head_dim,
+        full=RopeDefaults(theta=500_000.0),
+        sliding=RopeDefaults(theta=10_000.0),
+        context=context,
+    )
+    return replace(config, qk_norm="one", experts=experts, ropes=ropes)
+
+
+def read_afmoe(fields: Fields, context: int | None) -> DecoderConfig:
+    """Experts chosen by sigmoids, gates on the outputs of attention, norms on both sides. Layers
+    without a window have no positions."""
+    every = fields.integer("global_attn_every_n_layers", 4)
+    types = alternating_types(fields, every)
+    config = read_decoder(
+        fields,
+        context=context,
+        max_positions=16384,
+        head_dim=128,
+        eps=("rms_norm_eps", 1e-5),
+        attention_bias=fields.flag("attention_bias"),
+        windows=windows_of(fields, types, read_window(fields, 1024)),
+    )
+    dense = fields.integer("num_dense_layers", 1, least=0)
+    experts = read_experts(
+        fields,
+        size=fields.integer("moe_intermediate_size", 1408),
+        count=64,
+        per_token=6,
+        layers=tuple(layer >= dense for layer in range(config.num_layers)),
+    )
+    width = experts.size * fields.integer("num_shared_experts", 2, most=1024)
+    choice = SigmoidChoice(scale=fields.positive("route_scale", 1.0))
+    return replace(
+        config,
+        norms="both",
+        qk_norm="one",
+        attention_gates="values",
+        embedding_scale=sqrt(config.hidden_size) if fields.flag("mup_enabled") else 1.0,
+        ropes=tuple(
+            rope if window else None
+            for rope, window in zip(config.ropes, config.windows, strict=True)
+        ),
+        experts=replace(experts, has_shared=True, sigmoids=choice),
+        intermediate_sizes=tuple(
+            width if sparse else config.intermediate_size for sparse in experts.layers
+        ),
+    )
 
 
 def read_qwen3_5_moe(fields: Fields, context: int | None) -> DecoderConfig:
@@ -154,6 +258,20 @@ FAMILIES = {
         ),
     ),
     "qwen3_moe": Family(read_qwen3_moe),
+    "olmoe": Family(read_olmoe),
+    "mellum": Family(read_mellum),
+    "afmoe": Family(
+        read_afmoe,
+        replace(
+            SHARED_EXPERTS,
+            attention_gates="self_attn.gate_proj",
+            attention_post_norm="post_attention_layernorm",
+            feed_forward_norm="pre_mlp_layernorm",
+            feed_forward_post_norm="post_mlp_layernorm",
+            router="mlp.router.gate",
+            correction_bias="mlp.expert_bias",
+        ),
+    ),
     "gpt_oss": Family(
         read_gpt_oss,
         replace(LLAMA, router="mlp.router", expert_gate_up=("gate_up_proj",)),

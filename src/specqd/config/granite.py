@@ -6,6 +6,7 @@ from specqd.config.decoder import (
     DecoderConfig,
     layer_count,
     read_decoder,
+    read_experts,
     read_layer_types,
     read_window,
     windows_of,
@@ -78,6 +79,23 @@ def _ropes_by_base(
     return tuple(map(rope, bases))
 
 
+def read_granitemoe(fields: Fields, context: int | None) -> DecoderConfig:
+    """Granite with experts."""
+    config = read_granite(fields, context)
+    experts = read_experts(fields, size=config.intermediate_size, count=8, per_token=2)
+    return replace(config, experts=experts)
+
+
+def read_granitemoeshared(fields: Fields, context: int | None) -> DecoderConfig:
+    """The same with a shared expert, unless its size is 0."""
+    config = read_granitemoe(fields, context)
+    size = fields.integer("shared_intermediate_size", 0, least=0)
+    if size == 0 or config.experts is None:
+        return config
+    experts = replace(config.experts, has_shared=True)
+    return replace(config, experts=experts, intermediate_sizes=(size,) * config.num_layers)
+
+
 def read_granitemoehybrid(fields: Fields, context: int | None) -> DecoderConfig:
     """Granite 4 without recurrent layers and without experts: the shared feed forward alone."""
     types = fields.get("layer_types") or fields.get("layers_block_type")
@@ -96,8 +114,18 @@ def read_granitemoehybrid(fields: Fields, context: int | None) -> DecoderConfig:
     return config if position == "rope" else replace(config, ropes=(None,) * config.num_layers)
 
 
+_EXPERTS = replace(
+    LLAMA,
+    router="block_sparse_moe.router.layer",
+    experts="block_sparse_moe",
+    expert_stacks=("input_linear.weight", "output_linear.weight"),
+    shared_gate_up=("shared_mlp.input_linear",),
+    shared_down="shared_mlp.output_linear",
+)
 FAMILIES = {
     "granite": Family(read_granite),
+    "granitemoe": Family(read_granitemoe, _EXPERTS),
+    "granitemoeshared": Family(read_granitemoeshared, _EXPERTS),
     "granite_swa": Family(read_granite_swa),
     "granitemoehybrid": Family(
         read_granitemoehybrid,

@@ -13,12 +13,13 @@ from specqd.config.decoder import (
     layer_count,
     read_decoder,
     read_experts,
+    read_sparse_layers,
 )
 from specqd.config.family import Family
 from specqd.config.fields import Fields
 from specqd.config.mtp import MtpConfig, read_mtp
 from specqd.config.rope import RopeConfig, RopeDefaults
-from specqd.config.tensor_names import LLAMA, MtpNames
+from specqd.config.tensor_names import LLAMA, SHARED_EXPERTS, MtpNames
 from specqd.errors import shown
 
 _PANEL = 16  # outputs of a head's products come in panels of this many
@@ -32,11 +33,36 @@ def read_deepseek_v3(fields: Fields, context: int | None) -> DecoderConfig:
     return _with_experts(fields, config, ExpertsConfig(256, 8, 2048, layers, sigmoids=choice))
 
 
+def read_deepseek_v2(fields: Fields, context: int | None) -> DecoderConfig:
+    """The same with experts chosen by a softmax over all, and no groups."""
+    for name, only in (("topk_method", "greedy"), ("routed_scaling_factor", 1.0)):
+        if fields.get(name) not in (None, only):
+            raise fields.wrong(name, shown(only))
+    for name in ("norm_topk_prob", "mlp_bias"):
+        if fields.flag(name):
+            raise fields.wrong(name, "false")
+    fields = fields.with_values(rope_interleave=True)
+    fields = fields.with_defaults(bos_token_id=1, eos_token_id=2)
+    latent = LatentConfig(512, 64, 128, 128, 1536)
+    config = _read_latent_decoder(fields, context, 2048, 1e-6, latent)
+    experts = read_experts(
+        fields,
+        size=fields.integer("moe_intermediate_size", 1407),
+        count=64,
+        per_token=None,
+        count_name="n_routed_experts",
+        layers=_later_layers(fields, 0),
+        normalizes_routing_weights=False,
+    )
+    return _with_shared(fields, config, replace(experts, has_shared=True), 2)
+
+
 def read_glm4_moe_lite(fields: Fields, context: int | None) -> DecoderConfig:
     """The same with other defaults; `mlp_layer_types` says which layers have experts."""
     latent = LatentConfig(512, 64, 192, 256, 768)
     config = _read_latent_decoder(fields, context, 202_752, 1e-5, latent)
-    layers, choice = _sparse_layers(fields), SigmoidChoice(scale=1.8)
+    layers = read_sparse_layers(fields, (False, *[True] * (layer_count(fields) - 1)))
+    choice = SigmoidChoice(scale=1.8)
     return _with_experts(fields, config, ExpertsConfig(64, 4, 1536, layers, sigmoids=choice))
 
 
@@ -117,15 +143,21 @@ def _score_growth(rope: RopeConfig) -> float:
 
 
 def _with_experts(fields: Fields, config: DecoderConfig, family: ExpertsConfig) -> DecoderConfig:
-    """The decoder with experts; `family` holds the defaults, and the layers that have experts.
+    """The decoder with experts; `family` holds the defaults, and the layers that have experts."""
+    mtp = read_mtp(fields, MtpConfig(blanks_first=True))
+    return replace(_with_shared(fields, config, _read_experts(fields, family), 1), mtp=mtp)
+
+
+def _with_shared(
+    fields: Fields, config: DecoderConfig, experts: ExpertsConfig, count: int
+) -> DecoderConfig:
+    """The decoder with experts, and so many shared ones by default.
 
     The shared experts are one feed forward; that of layers without experts is wider.
     """
-    experts = _read_experts(fields, family)
-    width = experts.size * fields.integer("n_shared_experts", 1, most=1024)
+    width = experts.size * fields.integer("n_shared_experts", count, most=1024)
     sizes = tuple(width if sparse else config.intermediate_size for sparse in experts.layers)
-    mtp = read_mtp(fields, MtpConfig(blanks_first=True))
-    return replace(config, experts=experts, intermediate_sizes=sizes, mtp=mtp)
+    return replace(config, experts=experts, intermediate_sizes=sizes)
 
 
 def _read_experts(fields: Fields, family: ExpertsConfig) -> ExpertsConfig:
@@ -173,21 +205,6 @@ def _later_layers(fields: Fields, first: int) -> tuple[bool, ...]:
     return tuple(layer >= dense for layer in range(layer_count(fields)))
 
 
-def _sparse_layers(fields: Fields) -> tuple[bool, ...]:
-    layers = layer_count(fields)
-    if fields.get("mlp_layer_types") is None:
-        return (False, *[True] * (layers - 1))
-    types = fields.kinds("mlp_layer_types", layers, ("dense", "sparse"))
-    return tuple(kind == "sparse" for kind in types)
-
-
-_SHARED_EXPERTS = replace(
-    LLAMA,
-    shared_gate_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
-    shared_down="mlp.shared_experts.down_proj",
-)
-
-
 def _numbered_mtp(layers: int) -> MtpNames:
     """The layer follows the model's own ones, and is numbered as they are."""
     at = f"{LLAMA.layers}.{layers}."
@@ -205,7 +222,8 @@ def _numbered_mtp(layers: int) -> MtpNames:
 
 
 FAMILIES = {
-    "glm4_moe": Family(read_glm4_moe, _SHARED_EXPERTS, _numbered_mtp),
-    "glm4_moe_lite": Family(read_glm4_moe_lite, _SHARED_EXPERTS, _numbered_mtp),
-    "deepseek_v3": Family(read_deepseek_v3, _SHARED_EXPERTS, _numbered_mtp),
+    "glm4_moe": Family(read_glm4_moe, SHARED_EXPERTS, _numbered_mtp),
+    "glm4_moe_lite": Family(read_glm4_moe_lite, SHARED_EXPERTS, _numbered_mtp),
+    "deepseek_v2": Family(read_deepseek_v2, SHARED_EXPERTS),
+    "deepseek_v3": Family(read_deepseek_v3, SHARED_EXPERTS, _numbered_mtp),
 }

@@ -170,6 +170,7 @@ FAMILIES = {
         read_lfm3,
         replace(
             _LFM2,
+            attention_gates="self_attn.gate_proj",
             query_norm=LLAMA.query_norm,
             key_norm=LLAMA.key_norm,
             output=LLAMA.output,

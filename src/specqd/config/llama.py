@@ -167,7 +167,12 @@ def read_olmo3(fields: Fields, context: int | None) -> DecoderConfig:
 
 
 def read_glm4(fields: Fields, context: int | None) -> DecoderConfig:
-    """Norms around both blocks; neighbours rotate together, in half of each head."""
+    """GLM with norms around both blocks."""
+    return replace(read_glm(fields, context), norms="both")
+
+
+def read_glm(fields: Fields, context: int | None) -> DecoderConfig:
+    """Neighbours rotate together, in half of each head."""
     if fields.get("eos_token_id") is None:  # also for a null
         fields = fields.with_values(eos_token_id=[151329, 151336, 151338])
     config = read_decoder(
@@ -180,7 +185,7 @@ def read_glm4(fields: Fields, context: int | None) -> DecoderConfig:
         rope=RopeDefaults(share=0.5),
         qkv_bias=fields.flag("attention_bias", True),
     )
-    return replace(config, norms="both", rope_pairs="neighbours")
+    return replace(config, rope_pairs="neighbours")
 
 
 def read_smollm3(fields: Fields, context: int | None) -> DecoderConfig:
@@ -316,6 +321,7 @@ FAMILIES = {
     "mimo": Family(read_mimo, mtp=_mimo_mtp),
     "olmo2": Family(read_olmo2, NORMS_AFTER),
     "olmo3": Family(read_olmo3, NORMS_AFTER),
+    "glm": Family(read_glm, replace(LLAMA, gate_up=("mlp.gate_up_proj",))),
     "glm4": Family(
         read_glm4,
         replace(

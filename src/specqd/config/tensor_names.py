@@ -15,10 +15,11 @@ class TensorNames:
     """Module names. Those of a layer's modules come after `layers` and the layer's index.
 
     A single name in `query_key_value` is a fused tensor: rows of queries, keys and values (by head,
-    if `fused_by_head`). A single name in `gate_up` is a fused tensor too, or the only projection of
-    a feed forward without gates. None is a norm that the family lacks. The names of an expert's
-    modules come after `experts` and the expert's number; if the family stacks its experts, each
-    module is one tensor for all of them (`expert_stacks`).
+    if `fused_by_head`). Without a name for `attention_gates`, their rows follow those of each
+    head's query. A single name in `gate_up` is a fused tensor too, or the only projection of a feed
+    forward without gates. None is a norm that the family lacks. The names of an expert's modules
+    come after `experts` and the expert's number; if the family stacks its experts, each module is
+    one tensor for all of them (`expert_stacks`).
     """
 
     embedding: str = "model.embed_tokens"
@@ -31,7 +32,7 @@ class TensorNames:
     feed_forward_post_norm: str | None = None
     query_key_value: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     fused_by_head: bool = False
-    attention_gates: str = "self_attn.gate_proj"
+    attention_gates: str | None = None
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
     output: str = "self_attn.o_proj"
@@ -121,6 +122,11 @@ NORMS_AROUND = replace(
     NORMS_AFTER,
     attention_norm="input_layernorm",
     feed_forward_norm="pre_feedforward_layernorm",
+)
+SHARED_EXPERTS = replace(
+    LLAMA,
+    shared_gate_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
+    shared_down="mlp.shared_experts.down_proj",
 )
 EXPERT_STACKS = ("gate_up_proj", "down_proj")
 READ_IN_PLACE = (f"{LLAMA.per_layer_table}.weight",)  # matrices that are never packed

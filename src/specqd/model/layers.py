@@ -174,7 +174,7 @@ class LayerReader:
         rows = [count * attention.head_dim for count in heads]
         rotated = self._in_halves if c.rope_pairs == "neighbours" else None
         orders = [rotated, rotated, None]
-        if c.attention_gates == "values":
+        if c.attention_gates and self._names.attention_gates is None:
             return self._gated_sources(at, kind)
         if len(names) == 1:
             rows, orders = [sum(rows)], [self._by_kind if self._names.fused_by_head else None]
@@ -185,8 +185,9 @@ class LayerReader:
             Source(f"{at}{name}.{kind}", count, count, order)
             for name, count, order in zip(names, rows, orders, strict=True)
         ]
-        if c.attention_gates == "heads" and kind == "weight":
-            sources += [Source.whole(f"{at}{self._names.attention_gates}.weight", c.num_heads)]
+        if c.attention_gates and kind == "weight":
+            gates = c.num_heads * (attention.head_dim if c.attention_gates == "values" else 1)
+            sources.append(Source.whole(f"{at}{self._names.attention_gates}.weight", gates))
         return sources
 
     def _gated_sources(self, at: str, kind: str) -> list[Source]:

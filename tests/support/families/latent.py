@@ -40,6 +40,7 @@ _SIGMOID = {
 }
 DEEPSEEK: Mapping[str, Any] = _LATENT | _SIGMOID | {"n_group": 4, "topk_group": 2}
 PLAIN_QUERIES: Mapping[str, Any] = _LATENT | _SIGMOID | {"q_lora_rank": None}
+DEEPSEEK_V2: Mapping[str, Any] = _LATENT | _SIGMOID | {"routed_scaling_factor": 1.0}
 GLM4_MOE: Mapping[str, Any] = _SIGMOID | {"n_shared_experts": 1, "use_qk_norm": True}
 GLM4_MOE_LITE: Mapping[str, Any] = {
     name: value for name, value in (_LATENT | _SIGMOID).items() if name != "first_k_dense_replace"
@@ -222,6 +223,49 @@ FAMILIES = {
                 LATENT | {"quantization_config": {"quant_method": "fp8"}},
                 ["quantised checkpoint (FP8)", "BF16 checkpoint"],
             ),
+        ],
+    ),
+    "deepseek_v2": Family(
+        shapes={
+            "": replace(
+                SMALL, kv_heads=3, head_dim=8, ffn=36, layers=3, vocab=277,
+                rope_scaling=DEEPSEEK_ROPE, extra=DEEPSEEK_V2 | {"q_lora_rank": None},
+            ),
+        },
+        parity={
+            "24 and 8, 3 of 8 experts, rope yarn": Shape(
+                hidden=72, heads=4, kv_heads=4, head_dim=8, ffn=36, layers=3, vocab=301,
+                rope_scaling=DEEPSEEK_ROPE, extra=DEEPSEEK_V2,
+            ),
+            "128 and 64, queries without a latent, 6 of 33 experts, tied": Shape(
+                hidden=200, heads=5, kv_heads=5, head_dim=64, ffn=44, layers=2, vocab=307,
+                is_tied=True,
+                extra=DEEPSEEK_V2 | {
+                    "q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+                    "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 33,
+                    "num_experts_per_tok": 6, "first_k_dense_replace": 0,
+                },
+            ),
+        },
+        traits=[
+            (
+                LATENT | {"num_experts_per_tok": 6},
+                {
+                    "latent": LatentConfig(512, 64, 128, 128, 1536), "norm_eps": 1e-6,
+                    "rope_pairs": "neighbours", "bos_token_id": 1, "eos_token_ids": (2,),
+                    "experts": ExpertsConfig(
+                        64, 6, 1407, (True,) * 4, normalizes_routing_weights=False, has_shared=True,
+                    ),
+                    "intermediate_sizes": (2814,) * 4,
+                },
+            ),
+        ],
+        refusals=[
+            (LATENT, ["num_experts_per_tok is missing"]),
+            (LATENT | {"topk_method": "group_limited_greedy"}, ["'greedy' is needed"]),
+            (LATENT | {"routed_scaling_factor": 16.0}, ["routed_scaling_factor is 16.0; 1.0 is"]),
+            (LATENT | {"norm_topk_prob": True}, ["norm_topk_prob is True; false is"]),
+            (LATENT | {"mlp_bias": True}, ["mlp_bias is True; false is"]),
         ],
     ),
 }  # fmt: skip

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from specqd.config import RopeConfig
+from specqd.config import ExpertsConfig, RopeConfig
 from support.families.family import Family
 from support.shapes import FULL, HEADS_40, HEADS_72, ROPE_SCALINGS, SLIDING, SMALL, YARN
 
@@ -218,6 +218,87 @@ FAMILIES = {
         ],
         refusals=[
             ({"partial_rotary_factor": 0.01}, ["is 0.01", "fraction of head_dim 128 that is even"]),
+        ],
+    ),
+    "glm": Family(
+        shapes={
+            "": replace(SMALL, hidden=56, heads=7, head_dim=40, vocab=267, has_biases=True),
+        },
+        parity={
+            "7:1 heads of 40, biases": replace(HEADS_40, has_biases=True),
+            "72 tied, a quarter rotated": replace(
+                HEADS_72, is_tied=True, rope_theta=1e6, extra={"partial_rotary_factor": 0.25},
+            ),
+        },
+        traits=[
+            (
+                {},
+                {
+                    "norms": "before", "rope_pairs": "neighbours", "head_dim": 128,
+                    "ropes": (RopeConfig("default", 1e4, share=0.5),) * 4, "qkv_bias": True,
+                    "eos_token_ids": (151329, 151336, 151338),
+                },
+            ),
+        ],
+    ),
+    "granitemoe": Family(
+        shapes={
+            "": replace(
+                SMALL, heads=4, kv_heads=2, ffn=36, vocab=287, is_tied=True,
+                extra=GRANITE | {"num_local_experts": 5, "num_experts_per_tok": 2},
+            ),
+        },
+        parity={
+            "40, 3 of 9 experts, biases": replace(
+                HEADS_40, ffn=44, has_biases=True,
+                extra=GRANITE | {"num_local_experts": 9, "num_experts_per_tok": 3},
+            ),
+            "72 tied, 4 of 6 experts": replace(
+                HEADS_72, ffn=36, is_tied=True,
+                extra=GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 4},
+            ),
+        },
+        traits=[
+            (
+                {"residual_multiplier": 0.5},
+                {"residual_scale": 0.5, "experts": ExpertsConfig(8, 2, 172, (True,) * 4)},
+            ),
+        ],
+    ),
+    "granitemoeshared": Family(
+        shapes={
+            "": replace(
+                SMALL, heads=4, kv_heads=2, ffn=36, vocab=291, is_tied=True,
+                extra=GRANITE | {
+                    "num_local_experts": 5, "num_experts_per_tok": 2,
+                    "shared_intermediate_size": 52,
+                },
+            ),
+        },
+        parity={
+            "40, 3 of 9 experts": replace(
+                HEADS_40, ffn=44,
+                extra=GRANITE | {
+                    "num_local_experts": 9, "num_experts_per_tok": 3,
+                    "shared_intermediate_size": 60,
+                },
+            ),
+            "72 tied, no shared expert": replace(
+                HEADS_72, ffn=36, is_tied=True,
+                extra=GRANITE | {
+                    "num_local_experts": 6, "num_experts_per_tok": 4, "shared_intermediate_size": 0,
+                },
+            ),
+        },
+        traits=[
+            (
+                {"shared_intermediate_size": 99},
+                {
+                    "experts": ExpertsConfig(8, 2, 172, (True,) * 4, has_shared=True),
+                    "intermediate_sizes": (99,) * 4,
+                },
+            ),
+            ({"shared_intermediate_size": 0}, {"experts": ExpertsConfig(8, 2, 172, (True,) * 4)}),
         ],
     ),
 }  # fmt: skip
