@@ -79,6 +79,58 @@ def test_a_question_comes_between_the_next_two_rounds(pool: ThreadPoolExecutor) 
     assert asked == [4]
 
 
+@pytest.mark.parametrize(("is_long", "most"), [(False, 2), (True, 1)])
+def test_two_who_ask_again_at_once_leave_a_round_between_their_turns(
+    pool: ThreadPoolExecutor, is_long: bool, most: int
+) -> None:
+    turns, times, asked, log = Turns(), 8, [0, 0], ""
+
+    def ask(own: int) -> None:
+        nonlocal log
+        for _ in range(times):
+            with turns.alone(is_long=is_long):
+                log += "q"
+                asked[own] += 1
+                # The runner waits, and the other one unless it has asked its last question.
+                spin(is_waiting(turns, 1 + (asked[1 - own] < times)))
+
+    def step() -> None:
+        nonlocal log
+        if not log:
+            askers.extend(pool.submit(ask, own) for own in range(2))
+            spin(is_waiting(turns, 2))
+        log += "r"
+
+    askers: list[Future[None]] = []
+    turns.run(step, lambda: asked == [times, times])
+    for each in askers:
+        done(each)
+    assert max(map(len, log.split("r"))) == most
+
+
+def test_all_who_ask_during_a_round_come_before_the_next(pool: ThreadPoolExecutor) -> None:
+    turns, rounds, asked = Turns(), 0, []
+
+    def ask() -> None:
+        with turns.alone():
+            asked.append(rounds)
+
+    def step() -> None:
+        nonlocal rounds
+        if not rounds:
+            futures.append(pool.submit(turns.run, step, lambda: rounds == 9))
+            spin(is_waiting(turns, 1))
+            futures.extend(pool.submit(ask) for _ in range(5))
+            spin(is_waiting(turns, 6))
+        rounds += 1
+
+    futures: list[Future[None]] = []
+    turns.run(step, lambda: rounds == 9)
+    for each in futures:
+        done(each)
+    assert asked == [1] * 5
+
+
 def test_a_round_that_raises_hands_the_turn_on(pool: ThreadPoolExecutor) -> None:
     turns, steps, threads = Turns(), [], 6
 

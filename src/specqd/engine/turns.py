@@ -21,6 +21,8 @@ Question = Callable[[], bool]
 class _Waiter:
     thread: int
     is_done: Question | None  # None: it needs the turn between two rounds
+    is_long: bool = False
+    came_after: int = -1  # rounds; -1: it goes before the next round in any case
     has_turn: bool = False
     _bell: Lock = field(default_factory=Lock)
 
@@ -42,6 +44,9 @@ class Turns:
     RequestError within a round of the same thread, and MachineError in a process that was forked
     in the middle of a round.
 
+    A caller of `alone` goes before the next round if it asked before the last one ended, and after
+    the next round otherwise. So callers that ask again and again hold up no rounds.
+
     The interpreter exits between two rounds, and from then on a daemon thread that hands over its
     turn waits for ever: if it returned from native code later, or freed a model, it would abort the
     process.
@@ -54,6 +59,8 @@ class Turns:
     def _begin(self) -> None:
         self._process = getpid()
         self._closer: int | None = None  # the thread that ends the interpreter
+        self._num_rounds = 0  # turns of runners that have ended
+        self._had_long = False  # whether there was a long turn since the last of them
         # Protects the next three. Reentrant: the garbage collector may call `leave` anywhere.
         self._guard = RLock()
         self._holder: int | None = None  # the thread that has the turn
@@ -62,10 +69,14 @@ class Turns:
         self._left: deque[Callable[[], None]] = deque()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Holds the turn, between two rounds of other threads."""
-        self._take(None)
+    def alone(self, *, is_long: bool = False) -> Iterator[None]:
+        """Holds the turn, between two rounds of other threads.
+
+        is_long: for about as long as a round. Between two rounds there is one such turn at most.
+        """
+        self._take(None, is_long=is_long)
         try:
+            self._had_long |= is_long
             yield
         finally:
             self._hand_over()
@@ -82,6 +93,8 @@ class Turns:
                     if self._is_awaited():
                         break
             finally:
+                self._num_rounds += 1
+                self._had_long = False
                 self._hand_over()
 
     def leave(self, command: Callable[[], None]) -> None:
@@ -96,14 +109,14 @@ class Turns:
         is_guarded: bool = self._guard._is_owned()  # type: ignore[attr-defined]
         return is_guarded or self._holder == get_ident()
 
-    def _take(self, is_done: Question | None) -> bool:
+    def _take(self, is_done: Question | None, *, is_long: bool = False) -> bool:
         """Waits for the turn; returns False, without the turn, if `is_done` becomes true first."""
         if not self._is_of_this_process():
             raise MachineError(
                 "this process was forked while another thread ran the model; load the model in "
                 "the new process"
             )
-        waiter = _Waiter(get_ident(), is_done)
+        waiter = _Waiter(get_ident(), is_done, is_long)
         try:
             with self._guard:
                 if self._holder is None:
@@ -114,6 +127,8 @@ class Turns:
                         "the model is called from within its own round, by a drafter or a grammar; "
                         "load a second model for that"
                     )
+                if self._runners and self._closer is None:  # a round is due
+                    waiter.came_after = self._num_rounds
                 (self._askers if is_done is None else self._runners).append(waiter)
             waiter.wait()
         except BaseException:  # KeyboardInterrupt
@@ -144,11 +159,20 @@ class Turns:
     def _wake_next(self) -> None:
         with self._guard:
             self._wake_done()
-            queue = self._askers or self._runners
-            waiter = queue.popleft() if queue else None
+            waiter = self._next()
             self._holder = None if waiter is None else waiter.thread
             if waiter is not None:
                 waiter.wake(has_turn=True)
+
+    def _next(self) -> _Waiter | None:
+        """Takes the waiter that gets the turn next out of its queue."""
+        if not self._runners:
+            return self._askers.popleft() if self._askers else None
+        for asker in self._askers:
+            if asker.came_after < self._num_rounds and not (asker.is_long and self._had_long):
+                self._askers.remove(asker)
+                return asker
+        return self._runners.popleft()
 
     def _is_awaited(self) -> bool:
         """Wakes callers that are done; returns whether others need the turn before a round."""

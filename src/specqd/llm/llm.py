@@ -268,7 +268,7 @@ class LLM:
     def logprobs(self, token_ids: SequenceOf[int]) -> NDArray[np.float32]:
         """Log-probabilities of the next token after each of the `token_ids`: float32 [n, vocab]."""
         ids = inputs.token_ids("token_ids", token_ids)
-        with self.turns.alone():
+        with self.turns.alone(is_long=True):
             logits = self.model.logits(ids)
             isa = self.model.machine.isa
         return np.stack([_native.log_softmax(row, isa) for row in logits])
@@ -296,7 +296,7 @@ class LLM:
         with self.turns.alone():
             run = embedder.begin(encoded)
         while not run.is_done:
-            with self.turns.alone():
+            with self.turns.alone(is_long=True):
                 run.step(self.engine.rows_beside())
         return embedder.vectors(run, dimensions)
 
