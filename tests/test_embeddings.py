@@ -2,7 +2,10 @@
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from specqd.model.embedding import EmbeddingRun
 from specqd.model.model import Model
 from support.command_line import Run
 from support.embedding_models import as_base_model, write_modules, write_prompts
+from support.engine_threads import most_between_rounds, rounds_without_tokens
 from support.families import FAMILY_SHAPES
 from support.gguf_files import convert
 from support.random_models import change_model, make_model, read_model
@@ -115,6 +119,80 @@ def test_texts_are_embedded_while_others_generate(small_model: Path) -> None:
     found, results = asyncio.run(both())
     assert np.array_equal(found, vectors)
     assert [each.text for each in results] == [each.text for each in written]
+
+
+def test_forwards_of_calls_at_once_have_a_round_between_them(
+    small_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["x" * 200, "y" * 200]
+    own = LLM(small_model, "none", threads=1)
+    vectors, step = own.embed(texts), EmbeddingRun.step
+    log = rounds_without_tokens(own.engine, monkeypatch)
+
+    async def together() -> list[NDArray[np.float32]]:
+        async with AsyncLLM(own) as llm:
+            loop = asyncio.get_running_loop()
+
+            def forward(run: EmbeddingRun, most_rows: int | None) -> None:
+                log.append("forward")
+                step(run, most_rows)
+                for _ in range(5):  # so that the other calls ask for their forwards
+                    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(60)
+
+            monkeypatch.setattr(EmbeddingRun, "step", forward)
+            waiting = asyncio.create_task(llm.generate("one"))
+            while own.engine.is_idle:
+                await asyncio.sleep(0)
+            found = await asyncio.gather(*(llm.embed(texts) for _ in range(3)))
+            waiting.cancel()
+            return found
+
+    for found in asyncio.run(together()):
+        assert np.array_equal(found, vectors)
+    assert log.count("forward") >= 3
+    assert most_between_rounds(log) == 1
+
+
+def test_forwards_of_threads_at_once_have_a_round_between_them(
+    small_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts, most_rows = ["x" * 200, "y" * 200], 100
+    llm = LLM(small_model, "none", threads=1)
+    vectors, forward, step = llm.embed(texts), EmbeddingRun.step, llm.engine.step
+    log: list[str] = []
+    threads: list[Future[NDArray[np.float32]]] = []
+    num_done = 0
+
+    def waiting(count: int) -> None:
+        """Returns once so many threads wait for their turns."""
+        end = monotonic() + 60
+        while len(llm.turns._askers) + len(llm.turns._runners) < count:
+            Event().wait(0)
+            assert monotonic() < end
+
+    def forward_while_others_wait(run: EmbeddingRun, _: int | None) -> None:
+        nonlocal num_done
+        log.append("forward")
+        forward(run, most_rows)
+        num_done += run.is_done
+        waiting(3 - num_done - (not run.is_done))  # the runner, and the other one
+
+    def round_of_embeddings() -> None:
+        log.append("round")
+        if not threads:
+            threads.extend(pool.submit(llm.embed, texts) for _ in range(2))
+            waiting(2)
+        if num_done == 2:
+            step()
+
+    monkeypatch.setattr(EmbeddingRun, "step", forward_while_others_wait)
+    monkeypatch.setattr(llm.engine, "step", round_of_embeddings)
+    with ThreadPoolExecutor(2) as pool:
+        llm.generate("one", SamplingParams(max_tokens=2, ignore_eos=True))
+        for each in threads:
+            assert np.array_equal(each.result(60), vectors)
+    assert log.count("forward") >= 8
+    assert most_between_rounds(log) == 1
 
 
 def test_a_base_model_embeds_and_is_refused_for_generation(tmp_path: Path, run: Run) -> None:

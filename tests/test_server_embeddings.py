@@ -4,14 +4,24 @@ import asyncio
 import base64
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from specqd import LLM
-from specqd.server.embeddings import CacheMemory
+from specqd import LLM, SamplingParams
+from specqd.engine.thread import EngineThread
+from specqd.server.embeddings import CacheMemory, _finish
 from support.embedding_models import as_base_model, write_prompts
+from support.engine_threads import (
+    engine_of,
+    job_of,
+    most_between_rounds,
+    queued_together,
+    rounds_without_tokens,
+    run,
+)
 from support.fixtures import a_server
 from support.openai_client import COMPLETIONS, client_of
 from support.random_models import make_model
@@ -123,6 +133,39 @@ def test_embeddings_and_completions_at_once_get_what_they_get_alone(
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(ask, range(24)))
+
+
+def test_between_two_rounds_there_is_a_forward_of_one_client(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(llm)
+    log = rounds_without_tokens(engine, monkeypatch)
+
+    class Run:
+        """Three forwards."""
+
+        cache_bytes = 0
+        left = 3
+
+        @property
+        def is_done(self) -> bool:
+            return not self.left
+
+        def step(self, most_rows: int | None) -> None:
+            log.append("forward")
+            self.left -= 1
+
+    async def work(thread: EngineThread) -> None:
+        job = job_of([[1]], SamplingParams(max_tokens=8))
+        await thread.submit(job)
+        service, memory = SimpleNamespace(thread=thread, engine=engine), CacheMemory()
+        runs: list[Any] = [Run() for _ in range(4)]
+        await queued_together(thread, [_finish(service, each, memory) for each in runs])
+        thread.close(job)
+
+    run(engine, work)
+    assert log.count("forward") == 12
+    assert most_between_rounds(log) == 1
 
 
 def test_runs_wait_in_order_until_their_keys_and_values_fit(

@@ -17,7 +17,16 @@ from specqd.engine.generation import GenerationRequest
 from specqd.engine.thread import EngineThread, Job, StoppedError
 from specqd.engine.updates import Update
 from specqd.errors import RequestError
-from support.engine_threads import engine_of, finished, job_of, run, updates_of
+from support.engine_threads import (
+    engine_of,
+    finished,
+    job_of,
+    most_between_rounds,
+    queued_together,
+    rounds_without_tokens,
+    run,
+    updates_of,
+)
 from support.fake_model import FakeDrafter
 from support.faults import FaultError
 
@@ -322,6 +331,59 @@ def test_a_client_that_does_not_read_delays_no_other_client(
 
     engine = engine_of(llm)
     run(engine, work)
+
+
+def test_clients_that_ask_again_at_once_leave_a_round_between_their_commands(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, times, asked = engine_of(llm), 20, [0, 0]
+    log = rounds_without_tokens(engine, monkeypatch)
+
+    async def work(thread: EngineThread) -> None:
+        job = job_of([[1]], SamplingParams(max_tokens=8))
+        await thread.submit(job)
+
+        def question(own: int) -> None:
+            log.append("question")
+            asked[own] += 1
+            while thread._commands.empty() and asked[1 - own] < times:
+                time.sleep(0)  # until the other client has asked again
+
+        async def ask(own: int) -> None:
+            for _ in range(times):
+                await thread.ask(lambda: question(own))
+
+        await asyncio.gather(ask(0), ask(1))
+        thread.close(job)
+
+    run(engine, work)
+    assert log.count("question") == 2 * times
+    assert most_between_rounds(log) <= 2
+
+
+def test_of_forwards_without_a_job_one_comes_between_two_rounds(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, sizes = engine_of(llm), set()
+    log = rounds_without_tokens(engine, monkeypatch)
+
+    def forward(most_rows: int | None) -> None:
+        log.append("forward")
+        sizes.add(most_rows)
+
+    async def work(thread: EngineThread) -> None:
+        await thread.forward(forward)
+        assert sizes == {None}  # nobody waits
+        log.clear()
+        job = job_of([[1]], SamplingParams(max_tokens=8))
+        await thread.submit(job)
+        await queued_together(thread, [thread.forward(forward) for _ in range(8)])
+        assert sizes == {None, engine.rows_beside()}
+        thread.close(job)
+
+    run(engine, work)
+    assert log.count("forward") == 8
+    assert most_between_rounds(log) == 1
 
 
 @pytest.mark.parametrize("fault", [MemoryError, FaultError])

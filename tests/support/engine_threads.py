@@ -1,8 +1,12 @@
 """Runs jobs on an engine's thread, and collects their updates."""
 
 import asyncio
+import threading
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
+
+import pytest
 
 from specqd import LLM, SamplingParams
 from specqd.engine.engine import Engine
@@ -32,6 +36,34 @@ def run(engine: Engine, work: Work[T], watcher: Watcher | None = None) -> T:
             await thread.stop()
 
     return asyncio.run(within())
+
+
+def rounds_without_tokens(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Makes the engine's rounds do nothing but add "round" to a log, so that no request ends."""
+    log: list[str] = []
+
+    def step() -> None:
+        log.append("round")
+        time.sleep(0)
+
+    monkeypatch.setattr(engine, "step", step)
+    return log
+
+
+def most_between_rounds(log: list[str]) -> int:
+    """The most entries of other kinds between two rounds."""
+    return max(map(len, "".join(each[0] for each in log).split("r")))
+
+
+async def queued_together(thread: EngineThread, calls: list[Awaitable[object]]) -> None:
+    """Awaits calls that all arrive while one command runs."""
+    may_end = threading.Event()
+    holder = asyncio.create_task(thread.ask(lambda: may_end.wait(60)))
+    waiting = [asyncio.ensure_future(each) for each in calls]
+    for _ in range(5):  # until all have come to their first command
+        await asyncio.sleep(0)
+    may_end.set()
+    await asyncio.gather(holder, *waiting)
 
 
 async def updates_of(thread: EngineThread, job: Job) -> list[Update]:

@@ -201,6 +201,7 @@ class EngineThread:
         self._watcher = watcher
         self._turns = turns or Turns()
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._forwarding = asyncio.Lock()
         self._live: dict[Job, _Live] = {}
         self._handed_over_at = 0.0
         self._open: set[Job] = set()  # on the loop's side: jobs that are not closed
@@ -277,6 +278,15 @@ class EngineThread:
         self._commands.put(command)
         return await asyncio.wrap_future(answer)
 
+    async def forward(self, run: Callable[[int | None], object]) -> None:
+        """Runs a forward that belongs to no job. Between two rounds there is one at most, whoever
+        asks for more.
+
+        run: is called with the most rows of the forward, see `Engine.rows_beside`.
+        """
+        async with self._forwarding:
+            await self.ask(lambda: run(self._engine.rows_beside()))
+
     # --- On the thread ------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -298,12 +308,13 @@ class EngineThread:
             self._fail(error)
 
     def _run_commands(self) -> None:
-        """Runs all queued commands; if there is no job, waits for one."""
-        command = None if self._live else self._commands.get()
-        while command is not None or not self._commands.empty():
+        """Runs the commands that are queued now; those that come meanwhile wait for a round. If
+        there is no job, waits for a command."""
+        first = None if self._live else self._commands.get()
+        for _ in range(self._commands.qsize() + (first is not None)):
             with self._turns.alone():
-                (command or self._commands.get())()
-            command = None
+                (first or self._commands.get())()
+            first = None
             if self._is_stopping:
                 break
 

@@ -197,10 +197,10 @@ class AsyncLLM:
         encoded = await asyncio.to_thread(
             lambda: [embedder.encode(each, prompt_name) for each in many]
         )
-        thread, engine = self._started(), self.llm.engine
+        thread = self._started()
         run = await thread.ask(lambda: embedder.begin(encoded))
         while not run.is_done:
-            await thread.ask(lambda: run.step(engine.rows_beside()))
+            await thread.forward(run.step)
         return embedder.vectors(run, dimensions)
 
     async def _whole(self, prompts: list[list[int]], params: SamplingParams) -> list[Result]:

@@ -77,7 +77,6 @@ def _encoded(embedder: Embedder, parsed: EmbeddingRequest) -> Sequence[Sequence[
 
 async def _finish(service: Service, run: EmbeddingRun, memory: CacheMemory) -> None:
     """Runs all forwards."""
-    engine = service.engine
     async with memory.held(run.cache_bytes):
         while not run.is_done:
-            await service.thread.ask(lambda: run.step(engine.rows_beside()))
+            await service.thread.forward(run.step)
