@@ -87,6 +87,14 @@ def test_samples_differ_and_each_equals_itself_alone(llm: LLM, seed: int) -> Non
     assert [c.tokens for c in two.completions] == [c.tokens for c in four.completions[:2]]
 
 
+def test_a_returned_seed_is_exact_as_a_double(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specqd.engine.engine.randbits", lambda bits: (1 << bits) - 1)
+    [result] = llm.generate(PROMPT, SamplingParams(max_tokens=1))
+    [completion] = result.completions
+    assert completion.seed > 1 << 50
+    assert int(float(completion.seed)) == completion.seed
+
+
 def test_a_seed_is_returned_and_repeats_the_text(llm: LLM) -> None:
     params = SamplingParams(max_tokens=24, temperature=0.8)
     first, second = (llm.generate(PROMPT, params)[0].completions[0] for _ in range(2))

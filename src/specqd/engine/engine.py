@@ -23,6 +23,7 @@ from specqd.model.model import Model
 from specqd.text.tokenizer import Tokenizer
 
 Logits = NDArray[np.float32]
+_SEED_BITS = 53  # exact as a double, as which clients in JavaScript read and return a seed
 
 
 @dataclass(slots=True)
@@ -58,7 +59,7 @@ class Engine:
         max_context: int | None = None,
         max_gap_s: float = MAX_GAP_S,
         prompt_tokens: int | None = None,
-        make_seed: Callable[[], int] = lambda: randbits(63),
+        make_seed: Callable[[], int] = lambda: randbits(_SEED_BITS),
     ) -> None:
         self.level = level
         self._model: Model = level.model
