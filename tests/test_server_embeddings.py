@@ -13,6 +13,7 @@ import pytest
 from specqd import LLM, SamplingParams
 from specqd.engine.thread import EngineThread
 from specqd.server.embeddings import CacheMemory, _finish
+from specqd.server.opening import open_service
 from support.embedding_models import as_base_model, write_prompts
 from support.engine_threads import (
     engine_of,
@@ -133,6 +134,18 @@ def test_embeddings_and_completions_at_once_get_what_they_get_alone(
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(ask, range(24)))
+
+
+def test_a_model_that_only_embeds_builds_no_tables_for_grammars(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared: list[object] = []
+    monkeypatch.setattr("specqd.grammars.Grammars.prepare", lambda own: prepared.append(own))
+    base = as_base_model(make_model(tmp_path, Shape(), seed=7))
+    open_service(LLM(base, "none", threads=1), max_batch=1)
+    assert not prepared
+    open_service(llm, max_batch=1)  # its output head is its embedding
+    assert len(prepared) == 1
 
 
 def test_between_two_rounds_there_is_a_forward_of_one_client(

@@ -2,7 +2,10 @@
 
 import json
 import re
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -12,12 +15,13 @@ from specqd import LLM, SamplingParams
 from specqd.engine.engine import Engine
 from specqd.engine.generation import GenerationRequest
 from support.engines import run_to_end
+from support.faults import FaultError
 from support.fixtures import a_server
 from support.openai_client import COMPLETIONS, NO_WHITE_SPACE, closed
 from support.random_models import EOS
 from support.served import Served
 
-pytest.importorskip("llguidance", reason="needs specqd[serve]")
+llguidance = pytest.importorskip("llguidance", reason="needs specqd[serve]")
 pydantic = pytest.importorskip("pydantic", reason="needs specqd[serve]")
 
 from specqd.errors import FieldError  # noqa: E402
@@ -27,6 +31,8 @@ from specqd.grammars import (  # noqa: E402
     TextGrammar,
     check_bounds,
 )
+from specqd.llm.rules import Rules  # noqa: E402
+from specqd.server.opening import open_service  # noqa: E402
 
 SCHEMA = closed(
     kind={"enum": ["circle", "square"]},
@@ -173,6 +179,65 @@ def test_the_first_mask_of_a_slow_schema_is_computed_before_the_engine_needs_it(
         [row] = grammar.masks([])
         [quote] = llm.encode('"')
         assert [i for i in range(llm.model.vocabulary) if row[i // 32] >> (i % 32) & 1] == [quote]
+
+
+def hold_tables(
+    monkeypatch: pytest.MonkeyPatch, before: Callable[[], object] = lambda: None
+) -> list[object]:
+    """Returns a list of the tables that are built from now on. before: is called at each begin."""
+    build, tables = llguidance.LLTokenizer, []
+
+    def building(*given: Any, **named: Any) -> Any:
+        before()
+        tables.append(build(*given, **named))
+        return tables[-1]
+
+    monkeypatch.setattr(llguidance, "LLTokenizer", building)
+    return tables
+
+
+def test_the_tables_are_built_before_a_server_takes_requests(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = hold_tables(monkeypatch)
+    grammars = grammars_of(llm)
+    assert not tables
+    service = open_service(llm, max_batch=1)
+    assert len(tables) == 1
+    service.grammars.of_schema(SCHEMA)
+    assert len(tables) == 1
+    grammars.of_schema(SCHEMA)
+    assert len(tables) == 2
+
+
+@pytest.mark.parametrize("fault", [ValueError, FaultError])
+def test_tables_that_cannot_be_built_fail_grammars_only(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, fault: type[BaseException]
+) -> None:
+    def fail() -> None:
+        raise fault("no such tokenizer")
+
+    hold_tables(monkeypatch, fail)
+    service = open_service(llm, max_batch=1)
+    with pytest.raises((FieldError, FaultError), match="no such tokenizer"):
+        service.grammars.of_schema(SCHEMA)
+
+
+def test_two_first_calls_at_once_build_the_tables_once(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = threading.Barrier(2)
+
+    def wait_for_the_other() -> None:
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.5)  # which is passed only if both build
+
+    tables = hold_tables(monkeypatch, wait_for_the_other)
+    rules = Rules(llm.tokenizer, llm.model.vocabulary, llm.model.config.eos_token_ids)
+    with ThreadPoolExecutor(2) as pool:
+        begun = [pool.submit(rules.of, SamplingParams(pattern=each), [[1]]) for each in "ab"]
+        assert all(each.result(60) is not None for each in begun)
+    assert len(tables) == 1
 
 
 @pytest.mark.parametrize(

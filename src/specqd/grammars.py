@@ -7,6 +7,7 @@ request masks for their proposals.
 import json
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
+from threading import Lock
 from typing import Any
 
 import llguidance
@@ -26,7 +27,8 @@ _LEXER_FUEL = 100_000
 
 
 class Grammars:
-    """Makes grammars over one tokenizer. The first grammar builds the tokenizer's tables."""
+    """Makes grammars over one tokenizer. The first grammar builds the tokenizer's tables, unless
+    `prepare` has built them."""
 
     def __init__(
         self, tokenizer: Tokenizer, vocabulary: int, eos_token_ids: SequenceOf[int]
@@ -34,7 +36,20 @@ class Grammars:
         self.tokenizer = tokenizer
         self.vocabulary = vocabulary
         self.eos_token_ids = list(eos_token_ids)
+        self._building = Lock()
         self._tables: llguidance.LLTokenizer | None = None
+
+    def prepare(self) -> None:
+        """Builds the tables, for which a large vocabulary takes a second without releasing the GIL.
+        If they cannot be built, each grammar raises the error, as it does without this call."""
+        if not self.eos_token_ids:
+            return
+        try:
+            self._built()
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # also a panic of the library
+            pass
 
     def of_schema(self, schema: Mapping[str, Any], field: str = "response_format") -> MakeGrammar:
         """Returns a function that makes one grammar of a JSON schema for each sample.
@@ -79,13 +94,17 @@ class Grammars:
             raise FieldError(
                 field, "this model has no end token, which restricted text needs; leave it out"
             )
-        if self._tables is None:
-            self._tables = llguidance.LLTokenizer(
-                self.tokenizer.to_json(self.vocabulary),
-                n_vocab=self.vocabulary,
-                eos_token=self.eos_token_ids,
-            )
-        return self._tables
+        return self._built()
+
+    def _built(self) -> llguidance.LLTokenizer:
+        with self._building:  # two requests at once must not both build them
+            if self._tables is None:
+                self._tables = llguidance.LLTokenizer(
+                    self.tokenizer.to_json(self.vocabulary),
+                    n_vocab=self.vocabulary,
+                    eos_token=self.eos_token_ids,
+                )
+            return self._tables
 
 
 class TextGrammar:

@@ -1,6 +1,7 @@
 """Makes the grammars that sampling parameters require. Knows no engine."""
 
 from collections.abc import Sequence as SequenceOf
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from specqd.engine.generation import MakeGrammar
@@ -24,19 +25,21 @@ class Rules:
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
         self._eos = sorted(eos_token_ids)
+        self._making = Lock()
         self._grammars: Grammars | None = None
 
     @property
     def grammars(self) -> "Grammars":
         """Those of schemas and patterns. Raises RequestError without the package that they need."""
-        if self._grammars is None:
-            try:
-                from specqd.grammars import Grammars
-            except ImportError as error:
-                problem = "schemas, patterns and tools need llguidance"
-                raise RequestError(f"{problem}; {install_command('structured')}") from error
-            self._grammars = Grammars(self._tokenizer, self._vocabulary, self._eos)
-        return self._grammars
+        with self._making:  # calls of several threads share the tables
+            if self._grammars is None:
+                try:
+                    from specqd.grammars import Grammars
+                except ImportError as error:
+                    problem = "schemas, patterns and tools need llguidance"
+                    raise RequestError(f"{problem}; {install_command('structured')}") from error
+                self._grammars = Grammars(self._tokenizer, self._vocabulary, self._eos)
+            return self._grammars
 
     def of(
         self, params: SamplingParams, prompts: SequenceOf[SequenceOf[int]]

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import TypeVar
@@ -16,6 +16,7 @@ from specqd.engine.generation import MakeGrammar
 from specqd.engine.reports import Stats, chain_of, longest_proposal, models_of
 from specqd.engine.thread import EngineThread, Job
 from specqd.engine.turns import Turns
+from specqd.errors import RequestError
 from specqd.grammars import Grammars
 from specqd.llm.embedding import Embedder
 from specqd.openai.answers import Answer, Reply, Usage, form_of
@@ -107,6 +108,9 @@ class Service:
             serving.engine.level.model.vocabulary,
             sorted(serving.engine.eos_token_ids),
         )
+        with suppress(RequestError):  # a model that only embeds needs no grammar
+            serving.engine.level.model.check_generates()
+            self.grammars.prepare()  # now, because it would hold up the event loop later
 
     async def in_turn(self, body_size: int, work: Callable[[], T]) -> T:
         """Runs work on a body's text in a worker thread. Long bodies wait for each other."""
