@@ -7,7 +7,7 @@ AREAS = {
     "formats": "draft_formats formats fp4 gguf* hostile_metadata packed_changes tensors wrapping",
     "config": "config* embedding_config hostile_metadata rope",
     "text": (
-        "calibration channels chat_messages chat_template continuing given_template reasoning "
+        "calibration channels chat_messages chat_template continu* given_template reasoning "
         "stops plain_tools template_process text_parts tokenizer* tool_* without_posix"
     ),
     "hub": "cached_models catalogue disk_faults head_fetching hub* small_*",

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import dropwhile, islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ CLEAN_UPS = (
     (" 're", "'re"),
 )
 CLEANED_CHARACTERS = frozenset("".join(untidy for untidy, _ in CLEAN_UPS))
+# The last tokens of a text that is continued: those of a character, and some before them.
+_MOST_PRECEDING = 16
 
 
 class Pieces(Protocol):
@@ -35,11 +38,16 @@ class Pieces(Protocol):
     def feed(self, token_id: int, token: str) -> str: ...
     def finish(self) -> str: ...
 
+    def settle(self) -> str:
+        """Ends a text that the next tokens continue; returns what of it is held back."""
+        ...
+
 
 class TextStream:
     """Takes token ids and returns the text that no later token can change.
 
-    All pieces and `finish()`, joined, equal `decode` of all ids without special tokens.
+    All pieces and `finish()`, joined, equal `decode` of all ids without special tokens. If the ids
+    continue a text, they equal what the ids add to it: `decode` of both without that of the text.
     """
 
     def __init__(
@@ -49,29 +57,58 @@ class TextStream:
         special_ids: frozenset[int],
         *,
         clean_up: bool,
+        after: Sequence[int] = (),
     ) -> None:
+        """after: the ids of the text that is continued."""
         self._pieces = pieces
         self._token_of = token_of
         self._special_ids = special_ids
         self._tidy = TidySpaces() if clean_up else None
+        self._after = after
+        self._known = ""  # text that the pieces will return, but which is of the text before
 
     def feed(self, token_ids: Iterable[int]) -> str:
         """Returns the text that these tokens made final, often "".
 
         Takes constant amortised time per token.
         """
+        self._begin()
         texts = []
-        for token_id in token_ids:
-            token = self._token_of(token_id)
-            if token is not None and token_id not in self._special_ids:
-                text = self._pieces.feed(token_id, token)
-                texts.append(self._tidy.feed(text) if self._tidy else text)
+        for token_id, token in self._visible(token_ids):
+            text = self._new(self._pieces.feed(token_id, token))
+            texts.append(self._tidy.feed(text) if self._tidy else text)
         return "".join(texts)
 
     def finish(self) -> str:
         """Returns the text held back, and ends the stream."""
-        text = self._pieces.finish()
+        self._begin()
+        text = self._new(self._pieces.finish())
         return self._tidy.feed(text) + self._tidy.finish() if self._tidy else text
+
+    def _visible(self, token_ids: Iterable[int]) -> Iterable[tuple[int, str]]:
+        """Yields the ids that have text, with their tokens."""
+        for token_id in token_ids:
+            token = self._token_of(token_id)
+            if token is not None and token_id not in self._special_ids:
+                yield token_id, token
+
+    def _begin(self) -> None:
+        """Reads the end of the text that is continued."""
+        if not self._after:
+            return
+        last = [*islice(self._visible(reversed(self._after)), _MOST_PRECEDING)][::-1]
+        self._after = ()
+        if len(last) == _MOST_PRECEDING:  # they may begin within a character
+            last = [*dropwhile(lambda each: is_byte_token(each[1], 0x80, 0xC0), last)]
+        for token_id, token in last:
+            self._pieces.feed(token_id, token)
+        self._known = self._pieces.settle()
+
+    def _new(self, text: str) -> str:
+        """Returns a piece without the text that was known before the first token."""
+        if self._known and text:
+            text, self._known = text[_common(text, self._known) :], ""
+        return text
 
 
 class BytePieces:
@@ -88,6 +125,10 @@ class BytePieces:
 
     def finish(self) -> str:
         return self._utf8.decode(b"", final=True)
+
+    def settle(self) -> str:
+        pending, _ = self._utf8.getstate()
+        return pending.decode("utf-8", errors="replace")
 
 
 class WindowPieces:
@@ -106,6 +147,7 @@ class WindowPieces:
         self._falls_back_to_bytes = falls_back_to_bytes
         self._before: list[int] = []  # empty until there is text: the start is decoded as a whole
         self._held: list[int] = []
+        self._bytes = bytearray()  # of the last held tokens, if they are bytes
         # The number of held tokens at which to decode again. It doubles whenever no text becomes
         # final, so that a decoder without any text takes linear time.
         self._least = 1
@@ -113,11 +155,29 @@ class WindowPieces:
     def feed(self, token_id: int, token: str) -> str:
         self._held.append(token_id)
         if self._falls_back_to_bytes and is_byte_token(token):
+            self._bytes.append(int(token[3:5], 16))
             return ""
+        self._bytes.clear()
         return self._release() if len(self._held) >= self._least else ""
 
     def finish(self) -> str:
         return self._release()
+
+    def settle(self) -> str:
+        """Lets a run of whole characters end here: wrong bytes that follow must not change them."""
+        size = _unfinished(bytes(self._bytes))
+        if size < len(self._bytes) and self._anchor:
+            first = len(self._held) - size
+            unfinished = self._held[first:]
+            del self._held[first:]
+            self._release()
+            if not self._held:
+                self._before = [*self._anchor]
+            self._held += unfinished
+        if not self._held:
+            return ""
+        text = self._decode(self._before + self._held)
+        return text[len(self._decode(self._before)) if self._before else 0 :]
 
     def _release(self) -> str:
         if not self._held:
@@ -147,6 +207,9 @@ class HeldPieces:
     def finish(self) -> str:
         held, self._held = self._held, []
         return self._decode(held)
+
+    def settle(self) -> str:
+        return self._decode(self._held)
 
 
 class TidySpaces:
@@ -205,6 +268,12 @@ class PieceMaker:
         )
 
 
+def _common(text: str, other: str) -> int:
+    """Returns the length of the two texts' common beginning."""
+    pairs = enumerate(zip(text, other, strict=False))
+    return next((at for at, (one, two) in pairs if one != two), min(len(text), len(other)))
+
+
 def _find_anchor(backend: tokenizers.Tokenizer, special_ids: frozenset[int]) -> int | None:
     words = ((token, i) for token, i in backend.get_vocab().items() if token.isalnum())
     return next((i for _, i in sorted(words) if i not in special_ids), None)
@@ -227,14 +296,25 @@ def overlap(text: str, mark: str) -> int:
     return next((length for length in lengths if text.endswith(mark[:length])), 0)
 
 
-def is_byte_token(token: str) -> bool:
-    """Returns whether the token is `<0x..>`, one byte for a byte-fallback decoder."""
+def is_byte_token(token: str, least: int = 0, end: int = 0x100) -> bool:
+    """Returns whether the token is `<0x..>`, one byte for a byte-fallback decoder, in a range."""
     if len(token) != 6 or not token.startswith("<0x") or not token.endswith(">"):
         return False
     try:
-        return int(token[3:5], 16) >= 0
+        return least <= int(token[3:5], 16) < end
     except ValueError:
         return False
+
+
+def _unfinished(run: bytes) -> int:
+    """Returns how many of the bytes, at their end, begin a character; all of them if others are not
+    valid UTF-8."""
+    utf8 = codecs.getincrementaldecoder("utf-8")()
+    try:
+        utf8.decode(run)
+    except UnicodeDecodeError:
+        return len(run)
+    return len(utf8.getstate()[0])
 
 
 def byte_alphabet() -> dict[str, int]:

@@ -190,12 +190,28 @@ class Tokenizer:
         except BaseException as error:  # a panic
             raise failure("decode", error) from error
 
-    def stream(self, *, skip_special_tokens: bool = True) -> TextStream:
-        """Returns a new stream, for one sequence of tokens."""
+    def stream(self, *, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> TextStream:
+        """Returns a new stream, for one sequence of tokens.
+
+        after: the ids of a text that the tokens continue. Special tokens alone are no text.
+        """
         skipped = self.special_ids if skip_special_tokens else frozenset[int]()
+        if all(token_id in self.special_ids for token_id in after):
+            after = ()
         return TextStream(
-            self._pieces(), self._backend.id_to_token, skipped, clean_up=self._clean_up
+            self._pieces(),
+            self._backend.id_to_token,
+            skipped,
+            clean_up=self._clean_up,
+            after=after,
         )
+
+    def decode_after(
+        self, before: Sequence[int], ids: Sequence[int], *, skip_special_tokens: bool = True
+    ) -> str:
+        """Returns the text that `ids` add to the text of `before`."""
+        stream = self.stream(skip_special_tokens=skip_special_tokens, after=before)
+        return stream.feed(ids) + stream.finish()
 
     def to_json(self, size: int | None = None) -> str:
         """Returns the contents of tokenizer.json, with the special tokens of the settings; with
