@@ -1,11 +1,32 @@
 """Texts that continue others: the pieces are what the new tokens add to the text before."""
 
+import asyncio
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from specqd import LLM, SamplingParams
+from specqd.cli.explain import explained
+from specqd.llm.async_llm import AsyncLLM
 from specqd.text.tokenizer import Tokenizer
-from support.small_tokenizers import BUILT, CHARACTER_OF
+from support.command_line import run_program
+from support.openai_client import CHAT, COMPLETIONS, MESSAGES
+from support.random_models import (
+    Shape,
+    bf16_bits,
+    make_model,
+    make_tensors,
+    write_safetensors,
+)
+from support.served import Served, add_template, serving
+from support.small_tokenizers import BUILT, CHARACTER_OF, byte_fallback_bpe
 
 EURO = "€".encode()
 
@@ -104,3 +125,163 @@ def test_a_long_prompt_is_read_at_its_end_only(name: str, monkeypatch: pytest.Mo
     [word] = [token for token in range(tokenizer.vocab_size) if tokenizer.token_text(token) == "▁a"]
     assert continued(tokenizer, 50_000 * [word], [word]) == [" a", ""]
     assert decoded < 200
+
+
+# --- Answers ----------------------------------------------------------------------------------
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+ASKED = [{"role": "user", "content": "Say."}]
+BEGUN = [*ASKED, {"role": "assistant", "content": "a a"}]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
+    """A model with sentencepiece's decoder, which removes the space of a text's first token. Each
+    token is followed by "▁a"."""
+    directory = make_model(tmp_path_factory.mktemp("models") / "small", Shape(), seed)
+    byte_fallback_bpe().save(str(directory / "tokenizer.json"))
+    tensors = make_tensors(Shape(), seed)
+    for name, bits in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight", "lm_head.weight")):
+            bits[...] = 0
+    for bits in (tensors["model.embed_tokens.weight"], tensors["model.norm.weight"]):
+        bits[...] = bf16_bits(np.ones(bits.shape, np.float32))
+    tensors["lm_head.weight"][Tokenizer.open(directory).id_of("▁a")] = 0x3F80  # 1
+    write_safetensors(directory / "model.safetensors", tensors)
+    return add_template(directory, TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def word(model: Path) -> int:
+    token = Tokenizer.open(model).id_of("▁a")
+    assert token is not None
+    return token
+
+
+GREEDY = SamplingParams(3, temperature=0)
+
+
+def test_the_text_of_a_completion_keeps_its_first_space(model: Path, word: int) -> None:
+    llm = LLM(model, "none", threads=1)
+    [result] = llm.generate("a a", GREEDY)
+    assert (result.text, result.tokens) == (" a a a", 3 * [word])
+    assert result.prompt is not None
+    assert result.prompt + result.text == llm.decode(result.prompt_tokens + result.tokens)
+    spans = explained(result.completions[0], llm.tokenizer, result.continued)
+    assert [span.text for span in spans] == [" a", " a", " a"]
+    assert "> a</span>" in result._repr_html_()
+    assert list(llm.stream("a a", GREEDY)) == [" a", " a", " a"]
+    for stop, text in ((" a a", ""), ("a a", " ")):
+        [cut] = llm.generate("a a", replace(GREEDY, stop=[stop]))
+        assert (cut.text, cut.completions[0].finish_reason) == (text, "stop")
+    assert [each.text for each in llm.generate(["", [1], [1, 2]], GREEDY)] == 3 * ["a a a"]
+    kept = replace(GREEDY, skip_special_tokens=False)
+    assert [each.text for each in llm.generate([[1], [word, 2]], kept)] == ["a a a", " a a a"]
+
+
+def test_a_chats_answer_begins_with_its_first_word_unless_it_is_continued(model: Path) -> None:
+    llm = LLM(model, "none", threads=1)
+    begun = [*ASKED, {"role": "assistant", "content": ""}]
+    for messages, text in ((BEGUN, " a a a"), (begun, "a a a")):
+        result = llm.chat(messages, GREEDY, continue_final_message=True)
+        assert result.text == text
+        assert result.reply is not None
+        assert result.reply.content == text
+        stream = llm.stream_chat(messages, GREEDY, continue_final_message=True)
+        assert "".join(stream) == text
+    answer = llm.chat(ASKED, GREEDY)
+    assert answer.text == "a a a"
+    assert "> a</span>" in answer._repr_html_()
+    assert list(llm.stream_chat(ASKED, GREEDY)) == ["a", " a", " a"]
+    prompt = answer.prompt_tokens
+    assert list(llm.stream(prompt, GREEDY, is_answer=True)) == ["a", " a", " a"]
+    assert list(llm.stream(prompt, GREEDY)) == [" a", " a", " a"]
+
+
+def test_awaited_answers_have_the_same_texts(model: Path) -> None:
+    async def texts() -> list[str]:
+        async with AsyncLLM(LLM(model, "none", threads=1)) as llm:
+            found = [each.text for each in await llm.generate(["a a", ""], GREEDY)]
+            for stream in (llm.stream("a a", GREEDY), llm.stream("a", GREEDY, is_answer=True)):
+                found.append("".join([piece async for piece in stream]))
+                assert stream.result is not None
+                assert stream.result.text == found[-1]
+            for continues, messages in ((True, BEGUN), (False, ASKED)):
+                chat = await llm.chat(messages, GREEDY, continue_final_message=continues)
+                stream = llm.stream_chat(messages, GREEDY, continue_final_message=continues)
+                assert "".join([piece async for piece in stream]) == chat.text
+                found.append(chat.text)
+            return found
+
+    continued, answer = " a a a", "a a a"
+    assert asyncio.run(texts()) == [continued, answer, continued, answer, continued, answer]
+
+
+def test_commands_print_the_space_that_continues_a_text(model: Path, tmp_path: Path) -> None:
+    options = ("-n", "2", "--temperature", "0", "--draft", "none")
+    for chat, text in (([], " a a"), (["--chat"], "a a")):
+        ran = run_program("generate", model, *chat, "-p", "a", *options, "--explain")
+        assert ran.stdout.decode() == f"<0>{text}\n"
+        page = tmp_path / "page.html"
+        ran = run_program("generate", model, *chat, "-p", "a", *options, "--explain-html", page)
+        assert ran.stdout.decode() == text
+        assert f">{text[:-2]}</span>" in page.read_text()
+    bare = Path(shutil.copytree(model, tmp_path / "bare"))
+    (bare / "tokenizer_config.json").unlink()
+    for directory, text in ((model, "a a"), (bare, " a a")):  # one answers, one continues
+        ran = run_program("chat", directory, *options, input=b"a\n")
+        assert ran.stdout.decode() == f"{text}\n"
+
+
+@pytest.fixture(scope="module")
+def served(model: Path) -> Iterator[Served]:
+    for name in ("fastapi", "uvicorn", "llguidance"):
+        pytest.importorskip(name, reason="needs specqd[serve]")
+    with serving(str(model), "--draft", "none") as served:
+        yield served
+
+
+def streamed(served: Served, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    chunks = served.ask("POST", path, body | {"stream": True}).chunks
+    return [choice for chunk in chunks for choice in chunk["choices"]]
+
+
+BODY = {"max_tokens": 3, "temperature": 0}
+
+
+def test_an_echoed_text_is_that_of_its_tokens(served: Served, model: Path, word: int) -> None:
+    tokenizer = Tokenizer.open(model)
+    body = BODY | {"return_token_ids": True, "return_origins": True}
+    for prompt in ("a a", [word, word], [1, word, word, 2]):
+        for has_echo in (False, True):
+            asked = body | {"prompt": prompt, "echo": has_echo, "logprobs": 0}
+            choice = served.ask("POST", COMPLETIONS, asked).content["choices"][0]
+            ids = choice["prompt_token_ids"] + choice["token_ids"]
+            whole = tokenizer.decode(ids)
+            assert choice["text"] == (whole if has_echo else " a a a")
+            assert whole == "a a a a a"
+            offsets = choice["logprobs"]["text_offset"][-3:]
+            assert offsets == ([3, 5, 7] if has_echo else [0, 2, 4])
+            assert [each["text"] for each in choice["origins"]] == 3 * [" a"]
+            chunks = streamed(served, COMPLETIONS, asked)
+            assert "".join(chunk["text"] for chunk in chunks) == choice["text"]
+            origins = [each for chunk in chunks for each in chunk["origins"]]
+            assert [each["text"] for each in origins] == 3 * [" a"]
+            places = [at for c in chunks if c["logprobs"] for at in c["logprobs"]["text_offset"]]
+            assert places == choice["logprobs"]["text_offset"]
+
+
+def test_a_continued_message_is_continued_with_its_space(served: Served) -> None:
+    for messages, continues, text in ((BEGUN, True, " a a a"), (ASKED, False, "a a a")):
+        body = BODY | {"messages": messages, "return_origins": True}
+        body |= {"continue_final_message": continues}
+        choice = served.ask("POST", CHAT, body).content["choices"][0]
+        assert choice["message"]["content"] == text
+        assert "".join(each["text"] for each in choice["origins"]) == text
+        parts = [each["delta"].get("content", "") for each in streamed(served, CHAT, body)]
+        assert "".join(parts) == text
+        [block] = served.ask("POST", MESSAGES, BODY | {"messages": messages}).content["content"]
+        assert block["text"] == text

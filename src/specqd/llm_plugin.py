@@ -73,7 +73,7 @@ class SpecqdModel(llm.Model):
     def execute(self, prompt: Any, stream: bool, response: Any, conversation: Any) -> Iterator[Any]:
         with _as_model_error():
             asked = _Asked.of(self._name, prompt)
-            answer = asked.model.stream(asked.prompt, asked.params)
+            answer = asked.model.stream(asked.prompt, asked.params, is_answer=asked.is_chat)
             for piece in answer:
                 yield from asked.read(piece)
             yield from asked.finish(answer.result, response)
@@ -95,7 +95,7 @@ class AsyncSpecqdModel(llm.AsyncModel):
         with _as_model_error():
             asked = await asyncio.to_thread(_Asked.of, self._name, prompt)
             async with AsyncLLM(asked.model) as model:
-                answer = model.stream(asked.prompt, asked.params)
+                answer = model.stream(asked.prompt, asked.params, is_answer=asked.is_chat)
                 async for piece in answer:
                     for event in asked.read(piece):
                         yield event
@@ -140,6 +140,10 @@ class _Asked:
         use = ToolUse(tools) if tools else None
         prepared = Prepared.of(ChatRequest(tuple(messages), params, tool_use=use), model.tokenizer)
         return cls(model, prepared.prompts[0], prepared.params, reader_of(prepared))
+
+    @property
+    def is_chat(self) -> bool:
+        return self.reader is not None
 
     def read(self, text: str, *, is_last: bool = False) -> Iterator[Any]:
         """Yields new text of the answer and of the reasoning; keeps calls."""

@@ -69,7 +69,8 @@ def answered(
     scheduler = llm.engine.scheduler
     cached = scheduler.cached_prompt_tokens
     with reading_bar() as bar:
-        stream = llm.stream(prompt, params, on_prompt=bar)
+        is_answer = llm.tokenizer.has_chat_template  # other models continue a text
+        stream = llm.stream(prompt, params, on_prompt=bar, is_answer=is_answer)
         interrupt.stops(stream)
         result = write_answer(stream, shown, bar)
     return Answer(result, scheduler.cached_prompt_tokens - cached, shown.text, shown.thought)

@@ -34,10 +34,16 @@ class Span:
     probability: float
 
 
-def explained(completion: "Completion", tokenizer: "Tokenizer") -> list[Span]:
+def explained(
+    completion: "Completion", tokenizer: "Tokenizer", after: Sequence[int] = ()
+) -> list[Span]:
     """One span per token. A character that several tokens form belongs to the last of them; the
-    others have an empty text."""
-    texts = TokenTexts(tokenizer.stream()).feed(completion.tokens, completion.text, is_last=True)
+    others have an empty text.
+
+    after: the tokens whose text the completion continues.
+    """
+    token_texts = TokenTexts(tokenizer.stream(after=after))
+    texts = token_texts.feed(completion.tokens, completion.text, is_last=True)
     return [
         Span(text, origin.depth, origin.probability)
         for text, origin in zip(texts, completion.origins, strict=True)
@@ -46,7 +52,8 @@ def explained(completion: "Completion", tokenizer: "Tokenizer") -> list[Span]:
 
 def show(result: "Result", tokenizer: "Tokenizer", out: TextIO) -> None:
     """Writes the coloured text to `out` and the legend to standard error."""
-    spans, chain = explained(result.completions[0], tokenizer), result.stats.chain
+    spans = explained(result.completions[0], tokenizer, result.continued)
+    chain = result.stats.chain
     text = for_terminal(spans, has_colour=has_colour(out))
     print(text, end="" if result.text.endswith("\n") else "\n", file=out, flush=True)
     if not is_quiet():

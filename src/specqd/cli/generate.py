@@ -138,7 +138,7 @@ def generate(
     )
     ids = prompt_ids(llm, text, is_chat, system, thinks)
     if is_json or is_explained:
-        result = whole_result(llm, ids, params)
+        result = whole_result(llm, ids, params, is_chat=is_chat)
     else:
         result = write_stream(llm, ids, params, is_chat=is_chat)
     if is_json:
@@ -168,13 +168,16 @@ def write_stream(
         thoughts = Dimmed if sys.stderr.isatty() and not is_quiet() else None
         answer = ReasonedAnswer(reasoning, Streamed(), thoughts)
     with reading_bar() as bar:
-        return write_answer(llm.stream(prompt, params, on_prompt=bar), answer, bar)
+        stream = llm.stream(prompt, params, on_prompt=bar, is_answer=is_chat)
+        return write_answer(stream, answer, bar)
 
 
-def whole_result(llm: "LLM", prompt: "Prompt", params: "SamplingParams") -> "Result":
+def whole_result(
+    llm: "LLM", prompt: "Prompt", params: "SamplingParams", *, is_chat: bool
+) -> "Result":
     """Completes a prompt without showing the text."""
     with reading_bar() as bar:
-        stream = llm.stream(prompt, params, on_prompt=bar)
+        stream = llm.stream(prompt, params, on_prompt=bar, is_answer=is_chat)
         for _ in stream:
             bar.finish()
     assert stream.result is not None
@@ -184,7 +187,7 @@ def whole_result(llm: "LLM", prompt: "Prompt", params: "SamplingParams") -> "Res
 def write_page(llm: "LLM", prompt: str, result: "Result", page: Path) -> None:
     from specqd.hub import model_name
 
-    spans = explain.explained(result.completions[0], llm.tokenizer)
+    spans = explain.explained(result.completions[0], llm.tokenizer, result.continued)
     heading = f"Who drafted what: {model_name(llm.directory)}"
     content = explain.as_html(prompt, spans, result.stats.chain, heading)
     page.write_text(content, encoding="utf-8")

@@ -188,7 +188,10 @@ class Engine:
             stop_ids=stop_ids,
         )
         sequence.cache_salt = self._digest(request.cache_salt)
-        stream = self.tokenizer.stream(skip_special_tokens=params.skip_special_tokens)
+        stream = self.tokenizer.stream(
+            skip_special_tokens=params.skip_special_tokens,
+            after=() if request.is_answer else prompt,
+        )
         most_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         is_plain = request.is_plain
         return Generation(sequence, params, seed, sample, most_tokens, stream, is_plain=is_plain)

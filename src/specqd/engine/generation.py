@@ -27,6 +27,8 @@ class GenerationRequest:
     cache_salt: only requests with the same salt share cached prompts, so response times reveal
         nothing about other prompts. Changes no bit.
     is_plain: drafts nothing, which is slower. Changes no bit.
+    is_answer: the prompts are those of chats, so each new text is one of its own. Otherwise it
+        continues the prompt's.
     """
 
     prompts: SequenceOf[SequenceOf[int]]
@@ -34,6 +36,7 @@ class GenerationRequest:
     make_grammar: MakeGrammar | None = None
     cache_salt: str = ""
     is_plain: bool = False
+    is_answer: bool = False
 
     @property
     def num_samples(self) -> int:

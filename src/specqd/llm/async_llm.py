@@ -25,6 +25,9 @@ from specqd.llm.results import Completion, Result
 from specqd.llm.stream import Finished, unchanged
 from specqd.sampling import SamplingParams
 
+# Returns the prompt, what makes the result of it, and whether the text is a chat's answer.
+Encode = Callable[[], tuple[list[int], Finished, bool]]
+
 
 @dataclass(frozen=True, slots=True)
 class _Running:
@@ -50,7 +53,7 @@ class AsyncStream:
     def __init__(
         self,
         llm: "AsyncLLM",
-        encode: Callable[[], tuple[list[int], Finished]],
+        encode: Encode,
         params: SamplingParams,
     ) -> None:
         self._llm = llm
@@ -81,20 +84,21 @@ class AsyncStream:
 
 async def _pieces(
     llm: "AsyncLLM",
-    encode: Callable[[], tuple[list[int], Finished]],
+    encode: Encode,
     params: SamplingParams,
     results: list[Result],
 ) -> AsyncIterator[str]:
     """The pieces of a request, whose result is added to `results` at the end."""
-    prompt, finished = await asyncio.to_thread(encode)
+    prompt, finished, is_answer = await asyncio.to_thread(encode)
     parts: list[Update] = []
-    async with llm._running([prompt], params, is_streamed=True) as running:
+    request = GenerationRequest([prompt], params, is_answer=is_answer)
+    async with llm._running(request, is_streamed=True) as running:
         while not running.job.is_over:
             for update in await running.job.updates():
                 parts.append(update)
                 if update.text:
                     yield update.text
-        [result] = llm._results([prompt], params, parts, await running.stats())
+        [result] = llm._results(request, parts, await running.stats())
         results.append(finished(result))
 
 
@@ -144,12 +148,18 @@ class AsyncLLM:
         """Completes one prompt or several. The results are in the order of the prompts."""
         params, many = params_of(sampling_params, self.llm.defaults), prompts_of(prompts)
         encoded = await asyncio.to_thread(lambda: [self.llm.encode(each) for each in many])
-        return await self._whole(encoded, params)
+        return await self._whole(GenerationRequest(encoded, params))
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> AsyncStream:
-        """Completes one prompt piece by piece."""
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        is_answer: bool = False,
+    ) -> AsyncStream:
+        """Completes one prompt piece by piece, with the arguments of `LLM.stream`."""
         params = params_of(sampling_params, self.llm.defaults)
-        return AsyncStream(self, lambda: (self.llm.encode(prompt), unchanged), params)
+        return AsyncStream(self, lambda: (self.llm.encode(prompt), unchanged, is_answer), params)
 
     async def chat(
         self,
@@ -164,7 +174,8 @@ class AsyncLLM:
         chat = await asyncio.to_thread(
             Chat.of, self.llm.tokenizer, messages, chat_template_kwargs, template_variables
         )
-        [result] = await self._whole([chat.prompt], params)
+        request = GenerationRequest([chat.prompt], params, is_answer=chat.is_answer)
+        [result] = await self._whole(request)
         return chat.replied(result)
 
     def stream_chat(
@@ -178,9 +189,9 @@ class AsyncLLM:
         """Answers a conversation piece by piece, with the arguments of `LLM.chat`."""
         params, tokenizer = params_of(sampling_params, self.llm.defaults), self.llm.tokenizer
 
-        def encode() -> tuple[list[int], Finished]:
+        def encode() -> tuple[list[int], Finished, bool]:
             chat = Chat.of(tokenizer, messages, chat_template_kwargs, template_variables)
-            return chat.prompt, chat.replied
+            return chat.prompt, chat.replied, chat.is_answer
 
         return AsyncStream(self, encode, params)
 
@@ -203,21 +214,22 @@ class AsyncLLM:
             await thread.forward(run.step)
         return embedder.vectors(run, dimensions)
 
-    async def _whole(self, prompts: list[list[int]], params: SamplingParams) -> list[Result]:
+    async def _whole(self, request: GenerationRequest) -> list[Result]:
         updates: list[Update] = []
-        async with self._running(prompts, params, is_streamed=False) as running:
+        async with self._running(request, is_streamed=False) as running:
             while not running.job.is_over:
                 updates += await running.job.updates()
-            return self._results(prompts, params, updates, await running.stats())
+            return self._results(request, updates, await running.stats())
 
     @asynccontextmanager
     async def _running(
-        self, prompts: list[list[int]], params: SamplingParams, *, is_streamed: bool
+        self, request: GenerationRequest, *, is_streamed: bool
     ) -> AsyncIterator[_Running]:
         """A request in the engine, which is closed at the end."""
         thread, engine = self._started(), self.llm.engine
-        make_grammar = await asyncio.to_thread(self.llm.rules.of, params, prompts)
-        job = Job(GenerationRequest(prompts, params, make_grammar), is_streamed=is_streamed)
+        rules = self.llm.rules
+        make_grammar = await asyncio.to_thread(rules.of, request.params, request.prompts)
+        job = Job(replace(request, make_grammar=make_grammar), is_streamed=is_streamed)
         try:
             before = await thread.ask(lambda: Stats.of(engine))
             await thread.submit(job)
@@ -227,19 +239,20 @@ class AsyncLLM:
 
     def _results(
         self,
-        prompts: list[list[int]],
-        params: SamplingParams,
+        request: GenerationRequest,
         updates: SequenceOf[Update],
         stats: Stats,
     ) -> list[Result]:
         """The results of a request, from all its updates."""
-        samples = [[u for u in updates if u.sample == i] for i in range(len(prompts) * params.n)]
+        params, tokenizer = request.params, self.llm.tokenizer
+        samples = [[u for u in updates if u.sample == i] for i in range(request.num_samples)]
         results = []
-        for i, prompt in enumerate(prompts):
+        for i, prompt in enumerate(map(list, request.prompts)):
             parts = samples[i * params.n : (i + 1) * params.n]
             scored = parts[0][0].prompt_logprobs if params.prompt_logprobs is not None else None
             completions = [Completion.of_updates(p, params.logprobs is not None) for p in parts]
-            results.append(Result(prompt, completions, stats, scored, self.llm.tokenizer))
+            is_answer = request.is_answer
+            results.append(Result(prompt, completions, stats, scored, tokenizer, is_answer))
         return results
 
     def _started(self) -> EngineThread:

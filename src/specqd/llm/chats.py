@@ -20,6 +20,7 @@ class Chat:
     """A conversation as one model reads it."""
 
     prompt: list[int]
+    is_answer: bool  # False: the new text continues that of the last message
     _tokenizer: Tokenizer
     _reasoning: Reasoning | None
     _form: CallForm | None  # of calls; None: neither tools nor calls
@@ -53,7 +54,7 @@ class Chat:
         reasoning = reasoning_of(tokenizer, prompt)
         if answer is not None and reasoning is not None and not reasoning.is_open:
             reasoning = None  # it would come before what the answer begins with
-        return cls(prompt, tokenizer, reasoning, form, names)
+        return cls(prompt, not answer, tokenizer, reasoning, form, names)
 
     def replied(self, result: Result) -> Result:
         """The result with the parts of its answers."""
@@ -72,8 +73,9 @@ class Chat:
         tokens = completion.tokens
         if completion.finish_reason == "stop" and tokens[-1:] and self._ends(tokens[-1]):
             tokens = tokens[:-1]
-        whole = self._tokenizer.decode(tokens, skip_special_tokens=False)
-        shown = self._tokenizer.decode(tokens)
+        before = () if self.is_answer else self.prompt
+        whole = self._tokenizer.decode_after(before, tokens, skip_special_tokens=False)
+        shown = self._tokenizer.decode_after(before, tokens)
         if shown.startswith(completion.text):  # what follows it is a string that ends answers
             whole = whole.removesuffix(shown[len(completion.text) :])
         return whole

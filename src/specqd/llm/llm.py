@@ -201,10 +201,19 @@ class LLM:
         sampling_params: SamplingParams | None = None,
     ) -> list[Result]:
         """Completes one prompt or several, each a text or token ids. The results are in the order
-        of the prompts."""
+        of the prompts. Each text continues that of its prompt."""
         encoded = [self.encode(prompt) for prompt in inputs.prompts_of(prompts)]
+        return self._whole(encoded, sampling_params)
+
+    def _whole(
+        self,
+        encoded: list[list[int]],
+        sampling_params: SamplingParams | None,
+        *,
+        is_answer: bool = False,
+    ) -> list[Result]:
         params, tokenizer = inputs.params_of(sampling_params, self.defaults), self.tokenizer
-        call = self._begin(GenerationRequest(encoded, params))
+        call = self._begin(GenerationRequest(encoded, params, is_answer=is_answer))
         generations = call.generations
         try:
             call.run(lambda: all(each.finish_reason is not None for each in generations))
@@ -214,7 +223,8 @@ class LLM:
             raise error
         samples = iter(generations)
         return [
-            Result.of(each, list(islice(samples, params.n)), stats, tokenizer) for each in encoded
+            Result.of(each, list(islice(samples, params.n)), stats, tokenizer, is_answer=is_answer)
+            for each in encoded
         ]
 
     def stream(
@@ -223,13 +233,16 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         on_prompt: OnPrompt | None = None,
+        is_answer: bool = False,
     ) -> Stream:
         """Completes one prompt piece by piece.
 
         on_prompt: called with the number of tokens of the prompt that are read, and of all its
             tokens, after each part of it.
+        is_answer: the prompt is a chat's, so the new text is one of its own. Otherwise it continues
+            the prompt's, with the space between the two.
         """
-        return self._stream(self.encode(prompt), sampling_params, on_prompt)
+        return self._stream(self.encode(prompt), sampling_params, on_prompt, is_answer=is_answer)
 
     def chat(
         self,
@@ -249,7 +262,8 @@ class LLM:
             `continue_final_message=True` continues the last message, the assistant's.
         """
         chat = Chat.of(self.tokenizer, messages, chat_template_kwargs, template_variables)
-        return chat.replied(self.generate([chat.prompt], sampling_params)[0])
+        [result] = self._whole([chat.prompt], sampling_params, is_answer=chat.is_answer)
+        return chat.replied(result)
 
     def stream_chat(
         self,
@@ -263,7 +277,9 @@ class LLM:
         """Answers a conversation piece by piece, with the arguments of `chat` and `on_prompt` of
         `stream`."""
         chat = Chat.of(self.tokenizer, messages, chat_template_kwargs, template_variables)
-        return self._stream(chat.prompt, sampling_params, on_prompt, chat.replied)
+        return self._stream(
+            chat.prompt, sampling_params, on_prompt, chat.replied, is_answer=chat.is_answer
+        )
 
     def logprobs(self, token_ids: SequenceOf[int]) -> NDArray[np.float32]:
         """Log-probabilities of the next token after each of the `token_ids`: float32 [n, vocab]."""
@@ -329,9 +345,13 @@ class LLM:
         sampling_params: SamplingParams | None,
         on_prompt: OnPrompt | None,
         finished: Finished = unchanged,
+        *,
+        is_answer: bool,
     ) -> Stream:
-        params = inputs.params_of(sampling_params, self.defaults)
-        return Stream(self._begin, prompt, params, self.tokenizer, on_prompt, finished)
+        params, tokenizer = inputs.params_of(sampling_params, self.defaults), self.tokenizer
+        return Stream(
+            self._begin, prompt, params, tokenizer, on_prompt, finished, is_answer=is_answer
+        )
 
     def _is_closed(self) -> RequestError:
         return RequestError(f"the LLM of {self.directory} is closed; make another one")

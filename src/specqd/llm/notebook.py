@@ -25,11 +25,16 @@ def html_of(
     origins: Sequence[Origin],
     chain: Sequence[str],
     tokenizer: Tokenizer | None,
+    *,
+    after: Sequence[int] = (),
 ) -> str:
-    """The text and the key of its colours; without a tokenizer, only the text."""
+    """The text and the key of its colours; without a tokenizer, only the text.
+
+    after: the tokens whose text it continues.
+    """
     if tokenizer is None:
         return f'<pre style="white-space:pre-wrap">{_safe(text)}</pre>'
-    texts = TokenTexts(tokenizer.stream()).feed(tokens, text, is_last=True)
+    texts = TokenTexts(tokenizer.stream(after=after)).feed(tokens, text, is_last=True)
     spans = "".join(
         _span(part, origin.depth, f"{chain[origin.depth]}, probability {origin.probability:.3f}")
         for part, origin in zip(texts, origins, strict=True)

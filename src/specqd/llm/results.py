@@ -61,6 +61,9 @@ class Completion:
 class Result:
     """The `n` completions of one prompt, and the call's statistics.
 
+    A completion's text is what its tokens add to the prompt's text; a chat's answer is a text of
+    its own.
+
     A notebook shows the text with each token in the colour of the level that first proposed it.
     """
 
@@ -69,6 +72,7 @@ class Result:
     stats: Stats
     prompt_logprobs: list[TokenLogprob] | None = None  # of all its tokens but the first
     _tokenizer: Tokenizer | None = field(default=None, compare=False)  # to show single tokens
+    _is_answer: bool = field(default=False, compare=False)  # of a chat
 
     @classmethod
     def of(
@@ -77,11 +81,13 @@ class Result:
         generations: SequenceOf[Generation],
         stats: Stats,
         tokenizer: Tokenizer,
+        *,
+        is_answer: bool,
     ) -> "Result":
         """The result of one prompt, whose samples have all ended."""
         first, completions = generations[0], [Completion.of(each) for each in generations]
         scored = first.prompt_logprobs if first.params.prompt_logprobs is not None else None
-        return cls(prompt, completions, stats, scored, tokenizer)
+        return cls(prompt, completions, stats, scored, tokenizer, is_answer)
 
     @property
     def text(self) -> str:
@@ -97,6 +103,11 @@ class Result:
     def reply(self) -> Reply | None:
         """The parts of the first answer of `chat`: content, reasoning, calls of tools."""
         return self.completions[0].reply
+
+    @property
+    def continued(self) -> SequenceOf[int]:
+        """The tokens whose text the completions continue, none for a chat's answer."""
+        return () if self._is_answer else self.prompt_tokens
 
     @property
     def outputs(self) -> list[Completion]:
@@ -120,7 +131,9 @@ class Result:
     def _repr_html_(self) -> str:
         chain = self.stats.chain
         return "".join(
-            html_of(each.tokens, each.text, each.origins, chain, self._tokenizer)
+            html_of(
+                each.tokens, each.text, each.origins, chain, self._tokenizer, after=self.continued
+            )
             for each in self.completions
         )
 

@@ -34,9 +34,11 @@ class Stream:
         tokenizer: Tokenizer,
         on_prompt: OnPrompt | None = None,
         finished: Finished = unchanged,
+        *,
+        is_answer: bool = False,
     ) -> None:
         params = replace(params, n=1)
-        self._request = _Request(begin, prompt, params, tokenizer, on_prompt, finished)
+        self._request = _Request(begin, prompt, params, tokenizer, on_prompt, finished, is_answer)
         self._begun: Iterator[str] | None = None  # by `next`
 
     def __repr__(self) -> str:
@@ -71,14 +73,17 @@ class _Request:
     tokenizer: Tokenizer
     on_prompt: OnPrompt | None
     finished: Finished
+    is_answer: bool
     is_stopped: bool = False
     result: Result | None = None
 
     def pieces(self) -> Iterator[str]:
-        call = self.begin(GenerationRequest([self.prompt], self.params))
+        request = GenerationRequest([self.prompt], self.params, is_answer=self.is_answer)
+        call = self.begin(request)
 
         def finish(stats: Stats) -> None:
-            result = Result.of(self.prompt, call.generations, stats, self.tokenizer)
+            generations, is_answer = call.generations, self.is_answer
+            result = Result.of(self.prompt, generations, stats, self.tokenizer, is_answer=is_answer)
             self.result = self.finished(result)
 
         is_left = False

@@ -255,7 +255,8 @@ class CompletionForm:
                 written["text_offset"].append(places.next(first))
                 self._write(written, update.prompt_logprobs, places)
                 length = len(self._echo(update.sample))
-            self._places[update.sample] = Places(self._tokenizer.stream(), length)
+            stream = self._tokenizer.stream(after=self._prompts[self._prompt_of(update.sample)])
+            self._places[update.sample] = Places(stream, length)
         self._write(written, update.logprobs, self._places[update.sample])
         return written
 

@@ -46,7 +46,10 @@ class Extras:
         """Returns the origins of the tokens whose text is final; the others follow later."""
         if update.sample not in self._texts:
             skips_special_tokens = self._prepared.params.skip_special_tokens
-            stream = self._tokenizer.stream(skip_special_tokens=skips_special_tokens)
+            stream = self._tokenizer.stream(
+                skip_special_tokens=skips_special_tokens,
+                after=self._prepared.continued(update.sample),
+            )
             self._texts[update.sample] = (TokenTexts(stream), deque())
         texts, waiting = self._texts[update.sample]
         waiting.extend(update.origins)

@@ -181,7 +181,17 @@ class Prepared:
             make_grammar,
             cache_salt,
             options.is_plain,
+            is_answer=self.is_answer,
         )
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether the texts are texts of their own, not continuations."""
+        return isinstance(self.request, ChatRequest) and not self.request.answer
+
+    def continued(self, sample: int) -> Sequence[int]:
+        """Returns the tokens that the text of a sample continues, none for an answer."""
+        return () if self.is_answer else self.prompts[sample // self.params.n]
 
     @property
     def has_rules(self) -> bool:
