@@ -6,18 +6,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specqd import LLM, SamplingParams
+from specqd._native import Sampler, Sequence
 from specqd.cli.answers import ReasonedAnswer
 from specqd.cli.screens import Dimmed, Streamed
+from specqd.engine.generation import Generation
 from specqd.engine.updates import Update
 from specqd.openai.answers import form_of
 from specqd.openai.requests import Prepared, chat_request
-from specqd.text.channels import ChannelReader, has_channels
+from specqd.text.channels import ChannelReader, HeaderTokens, has_channels
 from specqd.text.reasoning import Reasoning
 from specqd.text.tokenizer import Tokenizer
 from support.command_line import run_program
+from support.openai_client import CHAT, COMPLETIONS
 from support.random_models import Shape, make_model
 from support.scripted_models import make_scripted_model
 from support.served import serving
+from support.small_tokenizers import CONFIG, byte_level
 
 TOKENS = [
     *("<|channel|>", "analysis", "<|message|>", "a ", "thought <b", "|>", "<|end|>"),
@@ -38,6 +43,98 @@ def test_channels_are_separated_wherever_the_text_is_cut(rng: np.random.Generato
                 read[channel] = read.get(channel, "") + text
         assert list(reader.finish()) == []
         assert read == {"analysis": "a thought <b|>", "commentary": "{}", "final": "An answer."}
+
+
+def test_channels_are_separated_within_marks_too(rng: np.random.Generator) -> None:
+    text = "".join(TOKENS)
+    for _ in range(20):
+        ends = np.flatnonzero(rng.random(len(text)) < rng.random()) + 1
+        reader, parts = ChannelReader(), list[tuple[str, str]]()
+        for start, end in pairwise([0, *ends, len(text)]):
+            parts += reader.feed(text[start:end])
+        parts += reader.finish()
+        for channel, read in (("analysis", "a thought <b|>"), ("final", "An answer.")):
+            assert "".join(text for name, text in parts if name == channel) == read
+
+
+def test_a_text_may_end_with_the_beginning_of_a_mark() -> None:
+    reader = ChannelReader()
+    assert list(reader.feed("<|channel|>final<|message|>1 <|")) == [("final", "1 ")]
+    assert list(reader.finish()) == [("final", "<|")]
+    reader = ChannelReader()
+    assert [*reader.feed("1 <"), *reader.finish()] == [("final", "1 <")]
+
+
+MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
+THOUGHTS = ("a > b >> c", "so >")  # of the analysis, in two messages
+SAID = "final >> 4 >>>> 5 |> 6"
+
+
+@pytest.fixture(scope="module")
+def harmony() -> tuple[Tokenizer, list[int]]:
+    """A tokenizer with channels, and the tokens of a text in them."""
+    backend = byte_level()
+    backend.add_special_tokens(list(MARKS))
+    tokenizer = Tokenizer(backend, CONFIG, {})
+    texts = [*(f"<|channel|>analysis<|message|>{text}<|end|>" for text in THOUGHTS)]
+    text = "<|start|>assistant".join([*texts, f"<|channel|>final<|message|>{SAID}"])
+    return tokenizer, tokenizer.encode(text, add_special_tokens=False)
+
+
+def generated(
+    tokenizer: Tokenizer, tokens: list[int], stops: list[str], ends: list[int]
+) -> tuple[Generation, list[str]]:
+    """The tokens as a chat's answer, in rounds that end there; also the pieces of its text."""
+    params = SamplingParams(stop=stops, skip_special_tokens=False)
+    generation = Generation(
+        Sequence([1], Sampler(), 1),
+        params,
+        *(0, 0, len(tokens)),
+        tokenizer.stream(skip_special_tokens=False),
+        headers=HeaderTokens(tokenizer),
+    )
+    pieces = []
+    for start, end in pairwise([0, *ends, len(tokens)]):
+        if start < end and generation.finish_reason is None:
+            length = len(generation.text)
+            count = end - start
+            reason = generation.take(tokens[start:end], [1.0] * count, [0] * count)
+            if reason is not None:
+                generation.finish(reason)
+            pieces.append(generation.text[length:])
+    return generation, pieces
+
+
+@pytest.mark.parametrize(
+    ("stops", "thought", "answer"),
+    [
+        ([">>>"], "".join(THOUGHTS), "final >> 4 "),
+        (["|>"], "".join(THOUGHTS), "final >> 4 >>>> 5 "),
+        (["final"], "".join(THOUGHTS), ""),
+        (["analysis", "assistant", "channel", "<|end|>", "><"], "".join(THOUGHTS), SAID),
+        ([">a", "c<", "cso", "|>so"], "".join(THOUGHTS), SAID),
+        ([">>"], "a > b ", ""),
+        ([" >>>>", "so >"], "a > b >> c", ""),
+    ],
+)
+def test_stop_strings_are_not_searched_for_in_marks_of_channels(
+    harmony: tuple[Tokenizer, list[int]],
+    rng: np.random.Generator,
+    stops: list[str],
+    thought: str,
+    answer: str,
+) -> None:
+    tokenizer, tokens = harmony
+    for chance in (0.0, 0.3, 1.0):
+        ends = (np.flatnonzero(rng.random(len(tokens)) < chance) + 1).tolist()
+        generation, pieces = generated(tokenizer, tokens, stops, ends)
+        assert (generation.stop_text is None) == (thought + answer == "".join(THOUGHTS) + SAID)
+        for texts in ([generation.text], pieces):
+            reader = ChannelReader()
+            parts = [reader.split(text, is_last=False) for text in texts]
+            parts.append(reader.split("", is_last=True))
+            found = "".join(each for each, _ in parts), "".join(each for _, each in parts)
+            assert found == (answer, thought)
 
 
 def test_a_text_without_marks_is_the_answer() -> None:
@@ -94,6 +191,41 @@ def test_a_message_has_thoughts_in_a_separate_field(
         Update(0, "".join(texts), [], [], "stop", None)
     )
     assert {name: whole["message"][name] for name in streamed} == streamed
+
+
+def test_chats_and_completions_end_at_stop_strings_of_their_texts(
+    tmp_path: Path, seed: int
+) -> None:
+    for name in ("fastapi", "uvicorn", "llguidance"):
+        pytest.importorskip(name, reason="needs specqd[serve]")
+    script = {"a": "<|channel|>final<|message|>Hello |> to >>> you"}
+    model = make_scripted_model(tmp_path / "model", script, TEMPLATE, seed, MARKS[1:3])
+    asked = [{"role": "user", "content": "Say."}]
+    expected = {
+        ">>>": "Hello |> to ",
+        "|>": "Hello ",
+        "final": "Hello |> to >>> you",
+        "<|message|>": "Hello |> to >>> you",
+    }
+    llm = LLM(model, "none", threads=1)
+    with serving(str(model), "--draft", "none") as served:
+        for stop, text in expected.items():
+            body = {"messages": asked, "temperature": 0, "stop": stop}
+            whole = served.ask("POST", CHAT, body).content["choices"][0]
+            assert whole["message"]["content"] == text
+            assert "reasoning_content" not in whole["message"]
+            chunks = served.ask("POST", CHAT, body | {"stream": True}).chunks
+            deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+            assert "".join(delta.get("content", "") for delta in deltas) == text
+            assert not any("reasoning_content" in delta for delta in deltas)
+            params = SamplingParams(temperature=0, stop=stop)
+            reply = llm.chat(asked, params).reply
+            assert reply is not None
+            assert (reply.content, reply.reasoning) == (text, "")
+        body = {"prompt": "a", "temperature": 0, "stop": "final"}
+        assert served.ask("POST", COMPLETIONS, body).content["choices"][0]["text"] == ""
+    params = SamplingParams(temperature=0, stop="<|message|>", skip_special_tokens=False)
+    assert llm.generate("a", params)[0].text == "<|channel|>final"
 
 
 def test_a_server_returns_thoughts_separately(tmp_path: Path, seed: int) -> None:

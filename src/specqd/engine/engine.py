@@ -20,6 +20,7 @@ from specqd.engine.prompts import MAX_GAP_S, PromptReader, Reading
 from specqd.engine.scheduler import Scheduler
 from specqd.errors import RequestError, SpecqdError, TooLongError, shown
 from specqd.model.model import Model
+from specqd.text.channels import HeaderTokens, has_channels
 from specqd.text.tokenizer import Tokenizer
 
 Logits = NDArray[np.float32]
@@ -193,8 +194,17 @@ class Engine:
             after=() if request.is_answer else prompt,
         )
         most_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-        is_plain = request.is_plain
-        return Generation(sequence, params, seed, sample, most_tokens, stream, is_plain=is_plain)
+        has_headers = bool(params.stop) and request.is_answer and has_channels(self.tokenizer)
+        return Generation(
+            sequence,
+            params,
+            seed,
+            sample,
+            most_tokens,
+            stream,
+            is_plain=request.is_plain,
+            headers=HeaderTokens(self.tokenizer) if has_headers else None,
+        )
 
     def _digest(self, salt: str) -> int:
         digest = blake2b(salt.encode(), digest_size=8, key=self._salting_key).digest()

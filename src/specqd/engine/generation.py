@@ -12,6 +12,7 @@ from specqd._native import Sequence
 from specqd.engine.roles import Grammar
 from specqd.errors import SpecqdError
 from specqd.sampling import SamplingParams
+from specqd.text.channels import HeaderTokens
 from specqd.text.stops import StopFinder
 from specqd.text.stream import TextStream
 
@@ -27,8 +28,8 @@ class GenerationRequest:
     cache_salt: only requests with the same salt share cached prompts, so response times reveal
         nothing about other prompts. Changes no bit.
     is_plain: drafts nothing, which is slower. Changes no bit.
-    is_answer: the prompts are those of chats, so each new text is one of its own. Otherwise it
-        continues the prompt's.
+    is_answer: the prompts are those of chats, so each new text is one of its own, and no stop
+        string ends it within the marks of channels. Otherwise it continues the prompt's.
     """
 
     prompts: SequenceOf[SequenceOf[int]]
@@ -100,6 +101,7 @@ class Generation:
     error: SpecqdError | None = None  # why it ended with the reason "error"
     is_plain: bool = False  # nothing is drafted for it
     leader: "Generation | None" = None  # whose prompt this sample shares
+    headers: HeaderTokens | None = None  # tokens in which stop strings are not searched for
     _held_back: str = ""  # text that may turn out to begin a stop string
     _stops: StopFinder = field(init=False)
 
@@ -140,7 +142,10 @@ class Generation:
             kept, shown, reason = stop, stop - 1, "stop"
         if self.params.stop:
             for count, token in enumerate(tokens[:shown], 1):
-                if self._release(self.stream.feed([token]), is_last=False):
+                new = self.stream.feed([token])
+                if self.headers is not None and self.headers.has_next(token):
+                    self._release_header(new)
+                elif self._release(new, is_last=False):
                     kept, reason = count, "stop"
                     break
         else:
@@ -160,6 +165,12 @@ class Generation:
         except SpecqdError as error:
             reason, self.error = "error", self.error or error
         self.finish_reason = reason
+
+    def _release_header(self, new: str) -> None:
+        """Adds text in which no stop string is searched for, and all text before it."""
+        self._stops.skip(new)
+        self.text += self._held_back + new
+        self._held_back = ""
 
     def _release(self, new: str, *, is_last: bool) -> bool:
         """Adds the text that no stop string can cut off any more; returns whether one was found."""

@@ -28,6 +28,12 @@ class StopFinder:
         begin, self.found = min(found)
         return begin
 
+    def skip(self, text: str) -> None:
+        """Passes over text in which no stop string begins, continues or ends."""
+        self._length += len(text)
+        for reader in self._readers:
+            reader.length = 0
+
     @property
     def held(self) -> int:
         """The number of characters at the text's end that may begin a stop string."""
