@@ -249,6 +249,25 @@ def test_a_draft_that_takes_turns_with_others_pays_for_what_it_must_read() -> No
     assert worth_after_others() == pytest.approx(before, rel=0.05)
 
 
+def test_a_drafter_reads_a_long_text_of_others_in_parts() -> None:
+    """Else its verifier would wait for 400 rows."""
+    clock = Clock()
+    small = TimedModel(TARGET).takes(clock, 0.05, 0.03)
+    level = Level(
+        TimedModel(TARGET).takes(clock, 1.0, 0.01),
+        Level(small, NoDraft(), length=3, clock=clock),
+        clock=clock,
+    )
+    level.measure()
+    small.forwards.clear()
+    sequence = Sequence([1, 2, 3], _native.Sampler(), 3)
+    sequence.tokens.extend([5] * 400)
+    for _ in range(4):
+        [step] = level.advance([DraftRequest(sequence, 4)])
+        sequence.tokens.extend(step.tokens)
+    assert max(sum(rows) for rows in small.forwards) <= 64
+
+
 @pytest.mark.parametrize("free_rows", values(1, 16, slow=[8, 24, 48]))
 @pytest.mark.parametrize("percent", [60, 90])
 def test_a_batch_drafts_as_much_as_all_of_its_rows_pay(free_rows: int, percent: int) -> None:
@@ -261,6 +280,15 @@ def test_a_batch_drafts_as_much_as_all_of_its_rows_pay(free_rows: int, percent: 
     assert found <= 1.1 * plain
     # Between a dozen numbers of rows costs are interpolated: a kink is seen as a bend.
     assert found <= 1.1 * min(plain, *fixed)
+
+
+@pytest.mark.parametrize("batch", values(49, slow=[48, 56]))
+def test_a_batch_of_more_rows_than_were_measured_learns_what_they_cost(batch: int) -> None:
+    """Also where they seemed dearer than they are: all its rounds are beyond the measured rows."""
+    case = {"batch": batch, "row": 0.05, "count": 60}
+    below = FreeDrafter(often(TARGET, WRONG, percent=30), 0.3)
+    plain = seconds_per_token(None, **case)
+    assert seconds_per_token(WRONG, below=below, draft_cost=1.0, busy=1.2, **case) <= 1.05 * plain
 
 
 def test_a_small_model_drafts_as_much_after_it_read_a_long_prompt() -> None:

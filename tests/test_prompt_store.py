@@ -164,6 +164,22 @@ def test_a_prompt_that_waits_for_pages_is_looked_up_once(
         assert len(loads) == 2
 
 
+def test_a_prompt_that_has_waited_for_pages_continues_all_that_is_kept(
+    llama: Path, kept: Path, rng: np.random.Generator
+) -> None:
+    running, waiting = tokens_of(rng, 9 * PAGE), tokens_of(rng, 8 * PAGE + 5)
+    with an_llm(llama, kept) as llm:
+        run(llm, waiting)
+    with an_llm(llama, kept, cache_positions=14 * PAGE) as llm:
+        params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+        llm.engine.submit(GenerationRequest([running], params))
+        for _ in range(2):
+            llm.engine.step()
+        [waited] = llm.engine.submit(GenerationRequest([waiting], params))
+        run_to_end(llm.engine)
+        assert waited.cached_prompt_tokens == 8 * PAGE
+
+
 def test_sequences_that_were_looked_up_are_forgotten_in_the_end(
     llama: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 
 namespace specqd {
@@ -33,6 +34,7 @@ void RowCosts::begin(const MeasuredCosts& measured) {
   row_s_ = 0.0;
   more_factor_ = 1.0;
   slope_s_ = 0.0;
+  fewest_ = std::numeric_limits<double>::infinity();
   for (auto& [rows, seconds] : measured_) seconds -= first_s_;
   if (const size_t count = measured_.size(); count > 1)
     slope_s_ = (measured_[count - 1].second - measured_[count - 2].second) /
@@ -45,13 +47,18 @@ void RowCosts::add(int64_t rows, double seconds) {
   const double expected = this->seconds(count);
   const double error = std::min(seconds, kOutlier * expected) - expected;
   const double step = (error > 0.0 ? kRecent : kFaster) * error;
-  if (const double further = beyond(count); further > 0.0) {
+  fewest_ = std::min(fewest_, count);
+  const double further = beyond(count);
+  if (further > 0.0 && beyond(fewest_) == 0.0) {  // the others tell what fewer rows cost
     slope_s_ = std::max(slope_s_ + step / (more_factor_ * further), 0.0);
     return;
   }
   const double row = kRowPrice * first_s_, rows_s = row * (count - measured_.front().first);
-  const double more = more_factor_ * measured_more(count);
-  const double total = first_s_ * first_s_ + kFurtherWeight * (more * more + rows_s * rows_s);
+  const double tail = more_factor_ * slope_s_ * further;
+  const double more = more_factor_ * measured_more(count) + tail;
+  const double total =
+      first_s_ * first_s_ + kFurtherWeight * (more * more + rows_s * rows_s + tail * tail);
+  slope_s_ *= 1.0 + step * kFurtherWeight * tail / total;
   row_s_ = std::max(row_s_ + step * kFurtherWeight * rows_s / total * row, 0.0);
   more_factor_ *= 1.0 + step * kFurtherWeight * more / total;
   first_s_ *= 1.0 + step * first_s_ / total;

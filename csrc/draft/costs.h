@@ -39,6 +39,7 @@ class RowCosts {
   double first_s_ = 0.0, more_factor_ = 1.0;
   double slope_s_ = 0.0;  // of each row beyond those that were measured
   double row_s_ = 0.0;    // added for each further row
+  double fewest_ = 0.0;   // rows of any forward so far
 };
 
 // RowCosts by batch size: as many rows of more sequences read more keys and values.

@@ -40,14 +40,15 @@ int64_t LevelReading::tokens_within(double seconds, int64_t position) const {
   return std::min(std::max(within, kLeastTokens), model_.max_rows());
 }
 
-// A prompt that this level has not read yet must not delay its verifier: until it is read in
-// parts, nothing is proposed.
+// A prompt that this level has not read yet, or a text that others have drafted, must not delay its
+// verifier: until it is read in parts, nothing is proposed.
 void LevelReading::limit(std::span<DraftRequest> requests) const {
   const double seconds = kReadingSeconds / static_cast<double>(requests.size());
   for (DraftRequest& request : requests) {
     const Sequence& sequence = *request.sequence;
     const int64_t start = start_of(sequence, *model_.context(request.sequence));
-    if (start < sequence.prompt_length - 1) request.reads = tokens_within(seconds, start);
+    if (std::ssize(sequence.tokens) - 1 - start > kLongestProposal)
+      request.reads = tokens_within(seconds, start);
   }
 }
 

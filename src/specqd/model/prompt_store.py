@@ -94,8 +94,10 @@ class PromptStore:
         slot = self._cache.create()
         try:
             held = self._cache.attach_prefix(slot, known, salt) // _PAGE
-            end = self._load(slot, names, held)
+            end, had_room = self._load(slot, names, held)
             self._cache.publish(slot, known[: end * _PAGE], salt)
+            if not had_room:
+                del self._looked_up[key]  # it asks again once it has waited
         finally:
             self._cache.release(slot)
 
@@ -107,22 +109,25 @@ class PromptStore:
             del self._looked_up[next(iter(self._looked_up))]
         return is_looked_up
 
-    def _load(self, slot: int, names: SequenceOf[str], first: int) -> int:
-        """Loads pages from `first` on into a sequence; returns their end. With recurrent layers,
-        that is where their states are kept, or else 0."""
+    def _load(self, slot: int, names: SequenceOf[str], first: int) -> tuple[int, bool]:
+        """Loads pages from `first` on into a sequence; returns their end, and whether the cache had
+        room for all. With recurrent layers, the end is where their states are kept, or else 0."""
         cache = self._cache
         end = self._last_state(names, first) if cache.has_states else len(names)
         content = np.empty(cache.page_bytes // 2, np.uint16)
+        had_room = True
         for page in range(first, end):
-            name = f"{names[page]}.page"
-            if not self._read(name, content) or not cache.append_page(slot, content):
+            is_read = self._read(f"{names[page]}.page", content)
+            had_room = not is_read or cache.append_page(slot, content)
+            if not is_read or not had_room:
                 end = page
                 break
         if end > first and cache.has_states:
             state = np.empty(cache.slot_bytes, np.uint8)
             is_read = self._read(f"{names[end - 1]}.state", state)
-            return end if is_read and cache.restore_state(slot, state) else 0
-        return end
+            had_state = is_read and cache.restore_state(slot, state)
+            return (end, had_room) if had_state else (0, had_room and not is_read)
+        return end, had_room
 
     def _last_state(self, names: SequenceOf[str], first: int) -> int:
         """The end of the last page after `first` whose states are kept; 0: none."""
