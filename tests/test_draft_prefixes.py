@@ -291,9 +291,10 @@ def test_drafters_go_on_after_a_restart(
 ) -> None:
     load, loaded = PromptStore._load, []
 
-    def counted(store: PromptStore, slot: int, names: list[str], first: int) -> int:
-        loaded.append(load(store, slot, names, first))
-        return loaded[-1]
+    def counted(store: PromptStore, slot: int, names: list[str], first: int) -> tuple[int, bool]:
+        end, had_room = load(store, slot, names, first)
+        loaded.append(end)
+        return end, had_room
 
     monkeypatch.setattr(PromptStore, "_load", counted)
     prompt, texts, reads = random_text(rng, TARGET.vocab, PROMPT), [], []
