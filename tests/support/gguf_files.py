@@ -14,7 +14,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from support.random_models import read_model
+from support.random_models import Shape, make_config, make_model, read_model
 from support.writers import bf16_bits
 
 Metadata = Mapping[str, Any]
@@ -351,3 +351,14 @@ def _as_kind(values: NDArray[np.float32], kind: str) -> NDArray[Any]:
     if kind == "BF16":
         return bf16_bits(values)
     return values.astype({"F16": np.float16, "F32": np.float32}[kind])
+
+
+def changed_file(path: Path, directory: Path, seed: int, **metadata: Any) -> Path:
+    """Writes a random Llama to `directory` and as a file in BF16 with changed metadata."""
+    return convert(make_model(directory, Shape(), seed), path, "BF16", **metadata)
+
+
+def shape_file(path: Path, shape: Shape, **tensors: np.ndarray) -> Path:
+    """Writes a file with only an embedding and `tensors`, which is enough for a configuration."""
+    embedding = {"token_embd.weight": np.zeros((shape.vocab, shape.hidden), np.float16)}
+    return write_gguf(path, model_metadata(make_config(shape)), embedding | tensors)
