@@ -36,7 +36,7 @@ PACKED_CONFIG = {
 }
 MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # files in memory: twice the inputs
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "tekken.json")
 
 
 @contextmanager

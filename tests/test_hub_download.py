@@ -16,6 +16,7 @@ from support.command_line import PROGRAM
 from support.embedding_models import write_modules, write_prompts
 from support.fake_hub import FakeHub, commit_of
 from support.random_models import Shape, change_model, make_model, read_model, resize
+from support.tekken_files import tekken_content, write_tekken
 from support.terminal_session import TerminalSession
 from support.writers import write_shards
 
@@ -214,6 +215,18 @@ def test_sentencepiece_models_are_fetched_where_there_is_no_tokenizer_json(
     shutil.copy(golden, model)
     assert "tokenizer has 1000 tokens and the model 320" in refused(fetch("org/name"))
     assert "tokenizer.model" in hub.fetched()
+
+
+def test_tekken_json_is_fetched_where_there_is_no_tokenizer_json(
+    hub: FakeHub, fetch: Fetch, model: Path
+) -> None:
+    write_tekken(model, tekken_content("v13"))
+    assert fetch("org/name").stdout == text_of(model)
+    assert "tekken.json" not in hub.fetched()
+    (model / "tokenizer.json").unlink()
+    hub.repositories["org/other"] = model
+    assert "tokenizer has 736 tokens and the model 320" in refused(fetch("org/other"))
+    assert "tekken.json" in hub.fetched()
 
 
 def test_a_terminal_shows_one_progress_bar_and_removes_it(

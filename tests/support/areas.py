@@ -8,7 +8,7 @@ AREAS = {
     "config": "config* embedding_config hostile_metadata rope",
     "text": (
         "calibration channels chat_messages chat_template continu* given_template reasoning "
-        "stops plain_tools template_process text_parts tokenizer* tool_* without_posix"
+        "stops plain_tools tekken template_process text_parts tokenizer* tool_* without_posix"
     ),
     "hub": "cached_models catalogue disk_faults head_fetching hub* small_*",
     "model": (

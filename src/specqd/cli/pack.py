@@ -39,6 +39,7 @@ _DESCRIPTION = (
     "config.json",
     "generation_config.json",
     "tokenizer*.json",
+    "tekken.json",
     "tokenizer.model",
     "special_tokens_map.json",
     "chat_template*",

@@ -43,6 +43,8 @@ _DESCRIPTION = [
     INDEX,
 ]
 
+_VOCABULARIES = ("tokenizer.json", "tekken.json", "tokenizer.model")  # the first one is read
+
 Check = Callable[[Path], object]  # raises for a directory whose config.json is not supported
 
 
@@ -256,8 +258,8 @@ def _fetch_weights(repo: Repository, path: Path) -> list[str]:
     """Fetches what the snapshot needs in addition to its description; returns the weights that the
     repository lacks."""
     wanted = missing_weights(path)
-    if not any((path / name).exists() for name in ("tokenizer.json", "tokenizer.model")):
-        wanted += ["tokenizer.model", "added_tokens.json"]
+    if not any((path / name).exists() for name in _VOCABULARIES):
+        wanted += [*_VOCABULARIES[1:], "added_tokens.json"]
     if WEIGHTS in wanted:
         wanted.append(PACKED_WEIGHTS)
     if wanted:

@@ -101,6 +101,16 @@ def byte_level_backend(
     return backend
 
 
+def ranked_backend(tokens: Sequence[str], num_special: int, pattern: str) -> Tokenizer:
+    """Builds tiktoken's byte-level BPE: it always joins the two neighbours that form the token of
+    the lowest id. The first tokens are special."""
+    count = len(tokens)
+    kinds = [CONTROL] * num_special + [NORMAL] * (count - num_special)
+    pieces = Pieces("bpe", tokens, range(0, -count, -1), kinds)
+    merges = _merges({token: i for i, token in enumerate(tokens)}, pieces)
+    return byte_level_backend(tokens, kinds, merges, WordSplit(pattern, takes_whole_words=True))
+
+
 def mend_tekken(backend: Tokenizer) -> None:
     """Splits text with Mistral's Tekken vocabulary as that was trained. Its first conversions to
     `tokenizer.json` state Llama 3's pattern, as transformers' flag `fix_mistral_regex` tells."""

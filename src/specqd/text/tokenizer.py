@@ -1,8 +1,8 @@
 """Converts text to token ids and back, and chats to prompts.
 
 Owns the tokenizer's files and their meaning, and gives the results of transformers' AutoTokenizer.
-Builds on the `tokenizers` library. Reads `tokenizer.json`, or else sentencepiece's
-`tokenizer.model`, or the vocabulary of a GGUF file. Knows nothing of models.
+Builds on the `tokenizers` library. Reads `tokenizer.json`, or else Mistral's `tekken.json`, or else
+sentencepiece's `tokenizer.model`, or the vocabulary of a GGUF file. Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from specqd.text.chat_template import ChatTemplate
 from specqd.text.gguf_tokenizer import read_gguf_tokenizer
 from specqd.text.sentencepiece import SentencepieceModel, read_sentencepiece
 from specqd.text.stream import PieceMaker, TextStream, tidied
+from specqd.text.tekken import read_tekken
 from specqd.text.tokenizer_files import (
     as_tokenizer_error,
     first_line,
@@ -107,13 +108,17 @@ class Tokenizer:
         if "added_tokens_decoder" not in settings:
             settings |= read_object(directory / "special_tokens_map.json")
         path, model = directory / "tokenizer.json", directory / "tokenizer.model"
+        tekken = directory / "tekken.json"
         text = read_text(path, MOST_VOCABULARY_BYTES)
         if text is None and "added_tokens_decoder" not in settings:
             added = read_object(directory / "added_tokens.json")
             settings["added_tokens_decoder"] = _older_decoder(added, settings)
+        if text is None and tekken.exists():
+            return cls._of_tekken(tekken, settings)
         if text is None and not model.exists():
             raise TokenizerError(
-                f"{path}: not found, nor tokenizer.model; a model directory needs one of them"
+                f"{path}: not found, nor tokenizer.model, nor tekken.json; a model directory needs "
+                "one of them"
             )
         if text is not None:
             with as_tokenizer_error(path):
@@ -129,6 +134,15 @@ class Tokenizer:
             settings = ends | settings
         with as_tokenizer_error(directory / "tokenizer_config.json", "malformed"):
             return cls(backend, settings, read_templates(directory, settings))
+
+    @classmethod
+    def _of_tekken(cls, path: Path, settings: Mapping[str, Any]) -> Tokenizer:
+        read = read_tekken(path)
+        with as_tokenizer_error(path.parent / "tokenizer_config.json", "malformed"):
+            templates = read_templates(path.parent, settings)
+            if not templates and read.template:
+                templates = {"default": ChatTemplate(read.template, str(path))}
+            return cls(read.backend, {**settings, **read.named_tokens}, templates)
 
     @classmethod
     def _of_gguf(cls, path: Path) -> Tokenizer:

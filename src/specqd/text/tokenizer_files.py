@@ -50,9 +50,9 @@ def read_template(path: Path) -> str:
     return source
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path, most_bytes: int = MOST_JSON_BYTES) -> dict[str, Any]:
     """Reads the JSON object in a file. A missing file gives an empty object."""
-    text = read_text(path)
+    text = read_text(path, most_bytes)
     try:
         content = {} if text is None else json.loads(text)
     except (ValueError, RecursionError) as error:
