@@ -14,12 +14,17 @@ from specqd.text.messages import read_messages
 from specqd.text.parts import PartReader, Thought
 from specqd.text.reasoning import reasoning_of
 from specqd.text.tokenizer import Tokenizer
+from specqd.text.tool_calls import Tool, ToolUse, call_form
+from specqd.text.tool_reader import CallPiece
+from support.openai_client import closed
 from support.random_models import Shape, make_model
 from support.refusals import refused
 from support.small_tokenizers import byte_level, saved
 from support.tekken_files import GOLDENS, NUM_SPECIAL, VERSIONS, tekken_content, write_tekken
 
 EXPECTED = json.loads((GOLDENS / "tekken.json").read_text())
+BOOLEAN = closed(a={"type": "boolean"})
+TOOLS = (Tool("get", BOOLEAN, False), Tool("get_all", BOOLEAN, False))
 
 
 @pytest.fixture
@@ -153,6 +158,90 @@ def test_a_file_of_any_size_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "tekken.json").open("wb") as file:
         file.truncate((1 << 27) + 1)
     assert str(tmp_path / "tekken.json") in refused(TokenizerError, Tokenizer.open, tmp_path)
+
+
+# --- Calls and reasoning --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "id_"), [("v11", "[CALL_ID]Ab3456789"), ("v13", "")])
+def test_calls_are_read_from_answers(
+    tokenizer_of: Callable[[str], Tokenizer], name: str, id_: str
+) -> None:
+    form = call_form(tokenizer_of(name))
+    assert (form.begin, form.middle, form.end) == ("[TOOL_CALLS]", "[ARGS]", "")
+    assert (form.described_in, form.has_hidden_tags, form.has_ids) == (None, True, name == "v11")
+    call = f'[TOOL_CALLS]get{id_}[ARGS]{{"a": true}}'
+    text = f"Let me see. {call}{call.replace('get', 'get_all')}"
+    arguments = '{"a": true}'
+    for step in (1, 2, 7, len(text)):
+        reader = PartReader(None, form, ("get", "get_all"))
+        parts = [
+            part
+            for at in range(0, len(text), step)
+            for part in reader.read(text[at : at + step], is_last=at + step >= len(text))
+        ]
+        assert "".join(part for part in parts if isinstance(part, str)) == "Let me see."
+        calls = [part for part in parts if isinstance(part, CallPiece)]
+        assert [each.name for each in calls if each.name] == ["get", "get_all"]
+        for i in range(2):
+            assert "".join(each.arguments for each in calls if each.index == i) == arguments
+
+
+@pytest.mark.parametrize(
+    "text", ["[TOOL_CALLS]put[ARGS]{}", "[TOOL_CALLS]get", "[TOOL_CALL", "[TOOL_CALLS]get {}"]
+)
+def test_what_is_no_call_of_a_known_tool_is_content(
+    tokenizer_of: Callable[[str], Tokenizer], text: str
+) -> None:
+    reader = PartReader(None, call_form(tokenizer_of("v13")), ("get",))
+    assert "".join(map(str, reader.read(text, is_last=True))) == text
+    assert not reader.has_calls
+
+
+@pytest.mark.parametrize("name", ["v11", "v13"])
+def test_rules_accept_only_correct_calls(
+    tokenizer_of: Callable[[str], Tokenizer], name: str
+) -> None:
+    llguidance = pytest.importorskip("llguidance", reason="needs specqd[serve]")
+    tokenizer = tokenizer_of(name)
+    eos = tokenizer.id_of("</s>")
+    tokens = llguidance.LLTokenizer(
+        tokenizer.to_json(), n_vocab=tokenizer.vocab_size, eos_token=[eos]
+    )
+
+    def follows(use: ToolUse, text: str) -> bool:
+        rules = llguidance.LLMatcher.grammar_from_lark(call_form(tokenizer).rules(use, None))
+        matcher = llguidance.LLMatcher(tokens, rules, log_level=0)
+        assert not matcher.is_error(), matcher.get_error()
+        ids = [*tokenizer.encode(text, add_special_tokens=False), eos]
+        return bool(matcher.validate_tokens(ids) == len(ids))
+
+    get = '[TOOL_CALLS]get[ARGS]{"a": true}'
+    both, bad = get + get.replace("get", "get_all"), get.replace("true", "1")
+    named = get.replace("[ARGS]", "[CALL_ID]Ab3456789[ARGS]")
+    must, free = ToolUse(TOOLS, must_call=True), ToolUse(TOOLS)
+    one = ToolUse(TOOLS, must_call=True, is_parallel=False)
+    assert [follows(must, text) for text in (get, both, "", "x", bad)] == [True] * 2 + [False] * 3
+    assert [follows(one, text) for text in (get, both)] == [True, False]
+    assert [follows(free, text) for text in ("", "x", f"x{both}", bad)] == [True] * 3 + [False]
+    assert follows(must, named) == (name == "v11")
+
+
+def test_ids_of_other_servers_become_nine_letters_and_digits(
+    tokenizer_of: Callable[[str], Tokenizer],
+) -> None:
+    tokenizer = tokenizer_of("v11")
+    function = {"name": "get", "arguments": {}}
+    messages = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "tool_calls": [{"id": "call_0123456789", "function": function}]},
+        {"role": "tool", "tool_call_id": "call_0123456789", "content": "7"},
+        {"role": "assistant", "tool_calls": [{"id": "a-1", "function": function}]},
+    ]
+    text = call_form(tokenizer).rendered(tokenizer, read_messages(messages), None, {})
+    assert "[TOOL_CALLS]get[CALL_ID]123456789[ARGS]{}</s>" in text
+    assert "[TOOL_RESULTS]123456789[TOOL_CONTENT]7[/TOOL_RESULTS]" in text
+    assert "[CALL_ID]0000000a1[ARGS]" in text
 
 
 def test_reasoning_between_marks_is_split_off(tokenizer_of: Callable[[str], Tokenizer]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from specqd.text import tool_reader
+from specqd.text.tool_calls import CALL_MARK, OPENER
 from specqd.text.tool_reader import ToolReader
 from support.work import Counted, CountedPattern, Work
 
@@ -135,6 +136,9 @@ LONG_TEXTS = {
     "calls without ends": (True, "", CALL[: -len("\n</tool_call>")]),
     "begins of calls": (True, "", "<tool_call> "),
     "calls in another order": (True, "", '<tool_call>{"arguments": {}, "name": "f"}</tool_call>'),
+    "marked calls": (True, "", '[TOOL_CALLS]f[ARGS]{"a": 1}'),
+    "an unknown marked call": (True, "[TOOL_CALLS]h[ARGS]{", "ab "),
+    "begins of marked calls": (True, "", "[TOOL_CALLS]f"),
     "untagged spaces": (False, " ", ""),
     "an untagged unknown call": (False, '{"name": "h", ', '"a": 1, '),
     "untagged calls": (False, "", '{"name": "f", "parameters": {}};'),
@@ -146,15 +150,16 @@ LONG_TEXTS = {
 @pytest.mark.parametrize("step", [3, 1 << 20])
 def test_reading_takes_linear_time(name: str, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     is_tagged, begin, repeated = LONG_TEXTS[name]
+    opener = CALL_MARK if "marked" in name else OPENER
 
     def work(length: int) -> int:
         text = (begin + (repeated or begin) * length)[:length]
         done = Work()
         with monkeypatch.context() as patched:
-            for pattern in ("_HEAD", "_SPACE", "_TAG"):
+            for pattern in ("_HEAD", "_MARKED_HEAD", "_SPACE", "_TAG"):
                 counted = CountedPattern(getattr(tool_reader, pattern), done)
                 patched.setattr(tool_reader, pattern, counted)
-            reader = ToolReader({"f"}, is_tagged=is_tagged)
+            reader = ToolReader({"f"}, is_tagged=is_tagged, opener=opener)
             for at in range(0, length, step):
                 reader.feed(Counted(text[at : at + step], done))
             reader.finish()

@@ -30,7 +30,7 @@ class PartReader:
         self._splitter = reasoning.splitter() if reasoning else None
         self._tools: ToolReader | None = None
         if names and form is not None:
-            self._tools = ToolReader(set(names), is_tagged=form.is_tagged)
+            self._tools = ToolReader(set(names), is_tagged=form.is_tagged, opener=form.opener)
 
     @property
     def has_calls(self) -> bool:

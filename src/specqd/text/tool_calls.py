@@ -20,6 +20,8 @@ from specqd.text.tokenizer import Tokenizer
 
 OPENER, CLOSER = "<tool_call>", "</tool_call>"  # of Hermes, Qwen and others
 PYTHON_TAG = "<|python_tag|>"  # may precede a call of Llama 3
+# Of Mistral since version 11 of its tokenizers. An id of nine characters may follow the name.
+CALL_MARK, ID_MARK, ARGUMENTS_MARK = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 NO_PARAMETERS: Mapping[str, Any] = {
     "type": "object",
     "properties": {},
@@ -30,6 +32,9 @@ _PROBE = "probe_of_the_form"
 _ASKED: Message = {"role": "user", "content": "?"}
 _PROBED = re.compile(
     rf'(\{{"name":\s*"){_PROBE}("\s*,\s*"(?:arguments|parameters)":\s*)\{{"mark":\s*1\}}(\s*\}})'
+)
+_MARKED = re.compile(
+    rf'{re.escape(CALL_MARK)}{_PROBE}({re.escape(ID_MARK)}\w+)?{re.escape(ARGUMENTS_MARK)}\{{"mark"'
 )
 _EXPLAINED = re.compile(rf'{OPENER}\s*\{{(?=.{{0,80}}"name":)(?=.{{0,80}}"arguments":)')
 
@@ -80,13 +85,15 @@ class CallForm:
     begin: str
     middle: str
     end: str
-    is_tagged: bool  # calls are in <tool_call> tags within text; otherwise a call is the whole text
+    is_tagged: bool  # calls are within text, after `opener`; otherwise a call is the whole text
     # The ids of those tags that are added tokens. Grammars do not see their texts: llguidance takes
     # all added tokens of the form <...> as special.
     special_ids: Mapping[str, int]
     # Where plain messages describe the tools; None: the template does.
     described_in: Place | None = None
     has_hidden_tags: bool = False  # which decoding skips by default
+    opener: str = OPENER  # or CALL_MARK; `begin` begins with it
+    has_ids: bool = False  # ID_MARK and an id may precede `middle`
 
     def rendered(
         self,
@@ -100,6 +107,8 @@ class CallForm:
         If the template takes no message with several calls, the calls come one by one. Raises
         RequestError if it rejects the chat, TokenizerError if it fails.
         """
+        if self.opener == CALL_MARK:
+            messages = [_with_short_ids(message) for message in messages]
         if self.described_in is None:
             has_several = any(map(has_several_calls, messages))
             if has_several and _needs_single_calls(tokenizer, tools, variables):
@@ -115,7 +124,8 @@ class CallForm:
         this form cannot be combined with `answer`.
         """
         call = f"call: {self._calls(use, self.begin)}\n"
-        calls = 'call ("\\n" call)*' if use.is_parallel and self.is_tagged else "call"
+        repeated = 'call ("\\n" call)*' if self.end else "call+"
+        calls = repeated if use.is_parallel and self.is_tagged else "call"
         if use.must_call:
             return f"start: {calls}\n{call}"
         if answer is not None and self.is_tagged:
@@ -131,22 +141,29 @@ class CallForm:
 
     def _rules_within_text(self, use: ToolUse) -> str:
         start = "start: called* FREE\n" if use.is_parallel else "start: FREE | called FREE\n"
-        rest = self._calls(use, self.begin.removeprefix(OPENER))
-        if OPENER in self.special_ids:
-            called = f"called: FREE {self._lark(OPENER)} ({rest})\n"
+        rest = self._calls(use, self.begin.removeprefix(self.opener))
+        if self.opener in self.special_ids:
+            called = f"called: FREE {self._lark(self.opener)} ({rest})\n"
             return f"{start}{called}FREE: /(?s:.*)/\n"
-        called = f"called: to_call ({rest})\nto_call[lazy]: /(?s:.*){OPENER}/\n"
-        return f"{start}{called}FREE: /(?s:.*)/ & ~/(?s:.*){OPENER}(?s:.*)/\n"
+        opener = re.escape(self.opener)
+        called = f"called: to_call ({rest})\nto_call[lazy]: /(?s:.*){opener}/\n"
+        return f"{start}{called}FREE: /(?s:.*)/ & ~/(?s:.*){opener}(?s:.*)/\n"
 
     def _calls(self, use: ToolUse, begin: str) -> str:
         return " | ".join(
-            f"{self._lark(begin + tool.name + self.middle)} {_json(tool.parameters)} "
-            f"{self._lark(self.end)}"
+            f"{self._head(begin + tool.name)} {_json(tool.parameters)} {self._lark(self.end)}"
             for tool in use.callable
         )
 
+    def _head(self, begin: str) -> str:
+        if not self.has_ids:
+            return self._lark(begin + self.middle)
+        id_ = f"({self._lark(ID_MARK)} /[a-zA-Z0-9]{{9}}/)?"
+        return f"{self._lark(begin)} {id_} {self._lark(self.middle)}"
+
     def _lark(self, text: str) -> str:
-        parts = re.split(f"({OPENER}|{CLOSER})", text)
+        tags = "|".join(map(re.escape, self.special_ids)) or f"{OPENER}|{CLOSER}"
+        parts = re.split(f"({tags})", text)
         return " ".join(
             f"<[{self.special_ids[part]}]>" if part in self.special_ids else json.dumps(part)
             for part in parts
@@ -174,6 +191,21 @@ def call_form(tokenizer: Tokenizer) -> CallForm:
         text = prompt
     form = _form_in(prompt, text, tokenizer) or _hermes(tokenizer, _place_in(tokenizer))
     return replace(form, has_hidden_tags=any(map(tokenizer.is_special, form.special_ids)))
+
+
+def _with_short_ids(message: Message) -> Message:
+    """Returns a message whose ids of calls have nine letters and digits, as Mistral's always do."""
+    calls = message.get("tool_calls")
+    if calls:
+        calls = [{**call, "id": _short(call["id"])} if call.get("id") else call for call in calls]
+        message = {**message, "tool_calls": calls}
+    if message.get("tool_call_id"):
+        message = {**message, "tool_call_id": _short(message["tool_call_id"])}
+    return message
+
+
+def _short(call_id: object) -> str:
+    return re.sub("[^a-zA-Z0-9]", "", str(call_id))[-9:].rjust(9, "0")
 
 
 def _needs_single_calls(
@@ -212,6 +244,11 @@ def _place_in(tokenizer: Tokenizer) -> Place:
 
 def _form_in(prompt: str, text: str, tokenizer: Tokenizer) -> CallForm | None:
     """Finds the form in `text`: the prompt and the probe's call, rendered by the template."""
+    marked = _MARKED.search(text)
+    if marked is not None:
+        special = _special(tokenizer, CALL_MARK, ID_MARK, ARGUMENTS_MARK)
+        form = CallForm(CALL_MARK, ARGUMENTS_MARK, "", True, special, opener=CALL_MARK)
+        return replace(form, has_ids=marked[1] is not None)
     found = _PROBED.search(text)
     if found is not None:
         before, after = text[: found.start()], text[found.end() :]

@@ -3,7 +3,7 @@
 A call begins once its name and the start of its arguments are read. Any other text is content.
 Arguments are passed on as the model writes them; as with OpenAI, the client must handle wrong JSON.
 Each character is read a bounded number of times, however long the text and however small its
-pieces. Knows the two forms of `tool_calls`. Knows nothing of tokens or of answers.
+pieces. Knows the three forms of `tool_calls`. Knows nothing of tokens or of answers.
 """
 
 import json
@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from specqd.text.stream import overlap
-from specqd.text.tool_calls import CLOSER, OPENER, PYTHON_TAG
+from specqd.text.tool_calls import ARGUMENTS_MARK, CLOSER, ID_MARK, OPENER, PYTHON_TAG
 
 _LONGEST_HEAD = 512  # characters
 _HEAD = re.compile(
     r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
+_MARKED_HEAD = re.compile(
+    rf"\s*([\w.-]+)\s*(?:{re.escape(ID_MARK)}\s*\w+\s*)?{re.escape(ARGUMENTS_MARK)}\s*(?=\{{)"
 )
 _SPACE = re.compile(r"\s*")
 _TAG = re.compile(f"{OPENER}|{CLOSER}")
@@ -37,12 +40,15 @@ Piece = str | CallPiece  # content, or a part of a call
 
 
 class ToolReader:
-    """Reads one text. names: of the functions. is_tagged: calls are in <tool_call> tags."""
+    """Reads one text. names: of the functions. is_tagged, opener: see CallForm."""
 
-    def __init__(self, names: Collection[str], *, is_tagged: bool) -> None:
+    def __init__(self, names: Collection[str], *, is_tagged: bool, opener: str = OPENER) -> None:
         self.num_calls = 0
         self._names = names
         self._is_tagged = is_tagged
+        self._opener = opener
+        self._has_closer = opener == OPENER  # otherwise the end of its arguments ends a call
+        self._pattern = _HEAD if self._has_closer else _MARKED_HEAD
         self._kept: list[str] = []  # text that was read but is not yet known to be content or call
         self._body: list[str] = []  # the same, for a call's object
         self._text = ""
@@ -87,8 +93,8 @@ class ToolReader:
     # --- Each method takes a step and returns whether another may follow -----------------------
 
     def _tagged_text(self, pieces: list[Piece]) -> bool:
-        at = self._text.find(OPENER, self._at)
-        end = at if at >= 0 else len(self._text) - overlap(self._text, OPENER)
+        at = self._text.find(self._opener, self._at)
+        end = at if at >= 0 else len(self._text) - overlap(self._text, self._opener)
         new = self._taken(max(end, self._at))
         content = new.rstrip()  # white space before a call is not content
         if content:
@@ -97,7 +103,7 @@ class ToolReader:
         self._kept.append(new[len(content) :])
         if at < 0:
             return False
-        self._kept.append(self._taken(at + len(OPENER)))
+        self._kept.append(self._taken(at + len(self._opener)))
         self._begin_head()
         return True
 
@@ -129,7 +135,7 @@ class ToolReader:
 
     def _head(self, pieces: list[Piece]) -> bool:
         if not self._body:  # otherwise it is longer than any head
-            head = _HEAD.match(self._text, self._at, self._at + _LONGEST_HEAD)
+            head = self._pattern.match(self._text, self._at, self._at + _LONGEST_HEAD)
             if head is not None and head[1] in self._names:
                 pieces.append(CallPiece(self.num_calls, head[1], ""))
                 self._at = head.end()
@@ -156,9 +162,10 @@ class ToolReader:
     def _end_of_body(self) -> tuple[int | None, str]:
         """Returns the end of the call's object, or None, and the mark that follows it."""
         if self._is_tagged:
-            end = self._text.find(CLOSER, self._scanned)
-            self._scanned = max(len(self._text) - overlap(self._text, CLOSER), self._scanned)
-            return (None, "") if end < 0 else (end, CLOSER)
+            mark = CLOSER if self._has_closer else self._opener  # of the next call
+            end = self._text.find(mark, self._scanned)
+            self._scanned = max(len(self._text) - overlap(self._text, mark), self._scanned)
+            return (None, "") if end < 0 else (end, mark if self._has_closer else "")
         found = self._object.end_in(self._text, self._scanned)
         self._scanned = len(self._text)
         return found, ""
@@ -190,7 +197,7 @@ class ToolReader:
             if self._at == len(self._text):
                 return False
             self._at += self._text.startswith("}", self._at)
-        else:
+        elif self._has_closer:
             tag = _TAG.search(self._text, self._at)
             if tag is None:
                 held = max(overlap(self._text, OPENER), overlap(self._text, CLOSER))
