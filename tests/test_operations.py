@@ -64,6 +64,8 @@ def alone(name: str) -> Operation:
     return lambda t, r, n: t.gated(name, r.standard_normal(n, np.float32) * 40, nothing)
 
 
+XIELU = (0.75, 0.9, 0.5, -1e-6)  # of a trained layer's size
+
 OPERATIONS: dict[str, Operation] = {
     "rms_norm": lambda t, r, n: t.rms_norm(vector(r, n), any_finite(r, n), 1e-6, 0.0),
     "rms_norm of usual sizes": lambda t, r, n: t.rms_norm(
@@ -81,8 +83,12 @@ OPERATIONS: dict[str, Operation] = {
     "add": lambda t, r, n: t.add(vector(r, n), vector(r, n)),
     "add_bf16": lambda t, r, n: t.add_bf16(vector(r, n), any_finite(r, n)),
     "scale": lambda t, r, n: t.scale(vector(r, n), float(np.float32(r.standard_normal()))),
-    **{f"{name}, gated": gated(name) for name in ("silu", "gelu", "gelu_tanh", "clamped_swiglu")},
-    **{f"{name}, alone": alone(name) for name in ("gelu", "gelu_tanh")},
+    **{
+        f"{name}, gated": gated(name)
+        for name in ("silu", "gelu", "gelu_tanh", "relu_squared", "clamped_swiglu")
+    },
+    **{f"{name}, alone": alone(name) for name in ("gelu", "gelu_tanh", "relu_squared")},
+    "xielu": lambda t, r, n: t.xielu(r.standard_normal(n, np.float32) * 4, *XIELU),
     "soft_cap": lambda t, r, n: t.soft_cap(
         (r.standard_normal(n) * 40).astype(np.float32), 0.3, 5.0
     ),
@@ -185,6 +191,28 @@ def test_activations_are_within_their_bound_of_float64(name: str, rng: np.random
     expected = ACTIVATIONS[name](gate.astype(np.float64), up.astype(np.float64))
     error = np.abs(PORTABLE.gated(name, gate, up) - expected)
     assert np.all(error <= 2.0**-21 * np.abs(gate) * (1 + np.abs(up)))
+
+
+def test_squared_relu_is_within_two_roundings_of_float64(rng: np.random.Generator) -> None:
+    gate = (rng.standard_normal(1000) * 5).astype(np.float32)
+    up = rng.standard_normal(1000, np.float32)
+    expected = np.maximum(gate.astype(np.float64), 0) ** 2 * up
+    error = np.abs(PORTABLE.gated("relu_squared", gate, up) - expected)
+    assert np.all(error <= 2.01 * ROUNDING * np.abs(expected))
+
+
+def test_xielu_is_within_its_error_bound_of_float64(rng: np.random.Generator) -> None:
+    """Within 2^-21 of the larger of input and output, for the error of an exponential and a few
+    roundings, at every size of the input."""
+    x = (rng.standard_normal(2000) * np.exp(rng.uniform(-25, 3, 2000))).astype(np.float32)
+    positive, negative, slope, limit = (float(np.float32(value)) for value in XIELU)
+    wide = x.astype(np.float64)
+    above = positive * wide**2
+    below = (np.expm1(np.minimum(wide, limit)) - wide) * negative
+    expected = np.where(wide > 0, above, below) + slope * wide
+    error = np.abs(PORTABLE.xielu(x, *XIELU) - expected)
+    largest = np.maximum(np.abs(wide), np.abs(expected))
+    assert np.all(error <= 2.0**-21 * largest + 1e-13)
 
 
 def test_soft_cap_is_within_its_error_bound_of_float64(rng: np.random.Generator) -> None:

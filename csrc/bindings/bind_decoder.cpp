@@ -32,7 +32,8 @@ const std::vector<std::string> kNamesOf<NormKind>{"rms", "layer"};
 template <>
 const std::vector<std::string> kNamesOf<AttentionGates>{"none", "heads", "values"};
 template <>
-const std::vector<std::string> kNamesOf<Activation>{"silu", "gelu", "gelu_tanh", "clamped_swiglu"};
+const std::vector<std::string> kNamesOf<Activation>{"silu",           "gelu",         "gelu_tanh",
+                                                    "clamped_swiglu", "relu_squared", "xielu"};
 
 namespace {
 
@@ -53,12 +54,13 @@ void bind_spec(nb::module_& m) {
       required<&DecoderSpec::vocabulary>, required<&DecoderSpec::attentions>,
       required<&DecoderSpec::ropes>, required<&DecoderSpec::norm_epsilon>,
       required<&DecoderSpec::norm>, required<&DecoderSpec::norm_offset>,
-      required<&DecoderSpec::norms_whole_rows>, required<&DecoderSpec::activation>,
-      required<&DecoderSpec::is_gated>, required<&DecoderSpec::is_parallel>,
-      required<&DecoderSpec::logit_cap>, required<&DecoderSpec::embedding_scale>,
-      required<&DecoderSpec::residual_scale>, required<&DecoderSpec::logit_scale>,
-      required<&DecoderSpec::experts_per_token>, required<&DecoderSpec::normalizes_routing_weights>,
-      required<&DecoderSpec::attention_gates>, optional<&DecoderSpec::states>);
+      required<&DecoderSpec::norms_whole_rows>, required<&DecoderSpec::norms_after_rotation>,
+      required<&DecoderSpec::activation>, required<&DecoderSpec::is_gated>,
+      required<&DecoderSpec::is_parallel>, required<&DecoderSpec::logit_cap>,
+      required<&DecoderSpec::embedding_scale>, required<&DecoderSpec::residual_scale>,
+      required<&DecoderSpec::logit_scale>, required<&DecoderSpec::experts_per_token>,
+      required<&DecoderSpec::normalizes_routing_weights>, required<&DecoderSpec::attention_gates>,
+      optional<&DecoderSpec::states>);
 }
 
 void bind_partial_head(nb::module_& m) {

@@ -23,7 +23,7 @@ void bind_parts(nb::module_& m) {
   bind_struct<FeedForward>(m, "FeedForward", "Two products with an activation between them.",
                            required<&FeedForward::gate_up>, required<&FeedForward::down>,
                            optional<&FeedForward::gate_bias>, optional<&FeedForward::up_bias>,
-                           optional<&FeedForward::down_bias>);
+                           optional<&FeedForward::down_bias>, optional<&FeedForward::curve>);
   bind_struct<DeltaWeights>(m, "DeltaWeights",
                             "The delta rule of a recurrent layer. The rows of `rates` are those of "
                             "betas,\nthen those of decays.",

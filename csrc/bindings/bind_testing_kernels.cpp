@@ -136,12 +136,21 @@ void bind_elementwise(nb::class_<TestedTable, KernelTable>& table) {
            [](TestedTable k, const std::string& activation, In<float, 1> gate, In<float, 1> up) {
              const FlushSubnormals flush;
              auto out = new_array<float>({gate.shape(0)});
-             const auto function = activation == "silu"        ? k.at->silu_times
-                                   : activation == "gelu"      ? k.at->gelu_times
-                                   : activation == "gelu_tanh" ? k.at->gelu_tanh_times
-                                                               : k.at->clamped_swiglu;
+             const auto function = activation == "silu"           ? k.at->silu_times
+                                   : activation == "gelu"         ? k.at->gelu_times
+                                   : activation == "gelu_tanh"    ? k.at->gelu_tanh_times
+                                   : activation == "relu_squared" ? k.at->relu_squared_times
+                                                                  : k.at->clamped_swiglu;
              const float* const ups = length(up) > 0 ? up.data() : nullptr;
              function(gate.data(), ups, length(gate), out.data());
+             return out;
+           })
+      .def("xielu",
+           [](TestedTable k, In<float, 1> x, float positive, float negative, float slope,
+              float limit) {
+             const FlushSubnormals flush;
+             auto out = new_array<float>({x.shape(0)});
+             k.at->xielu(x.data(), length(x), {positive, negative, slope, limit}, out.data());
              return out;
            })
       .def("soft_cap",

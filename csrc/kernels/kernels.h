@@ -121,6 +121,12 @@ struct ShortConv {
   bool has_silu;  // whether SiLU is applied to the sum
 };
 
+// The parameters of xIELU (arXiv 2411.13010): factors on the square and on the exponential, the
+// slope at zero, and the largest exponent, which is just below zero.
+struct Xielu {
+  float positive, negative, slope, limit;
+};
+
 struct Kernels {
   const char* name;
 
@@ -174,12 +180,15 @@ struct Kernels {
                      float epsilon, float* out);
   void (*add)(float* x, const float* y, int64_t n);          // x += y
   void (*add_bf16)(float* x, const uint16_t* y, int64_t n);  // x += y
-  // out = f(gate) * up. If `up` is null, gelu_times and gelu_tanh_times compute f(gate).
+  // out = f(gate) * up. If `up` is null, all of these but silu_times compute f(gate).
   void (*silu_times)(const float* gate, const float* up, int64_t n, float* out);
   void (*gelu_times)(const float* gate, const float* up, int64_t n, float* out);
   void (*gelu_tanh_times)(const float* gate, const float* up, int64_t n, float* out);
+  void (*relu_squared_times)(const float* gate, const float* up, int64_t n, float* out);
   // out = gate * sigmoid(1.702 gate) * (up + 1), where gate is at most 7 and up within [-7, 7].
   void (*clamped_swiglu)(const float* gate, const float* up, int64_t n, float* out);
+  // out = positive x^2 + slope x if x > 0, else negative (e^min(x, limit) - 1 - x) + slope x.
+  void (*xielu)(const float* x, int64_t n, const Xielu& curve, float* out);
   void (*soft_cap)(float* x, int64_t n, float factor, float cap);  // x = cap tanh(factor x / cap)
   // out[p] = the largest of x[16 p] to x[16 p + 15].
   void (*panel_maxima)(const float* x, int64_t panels, float* out);

@@ -15,7 +15,14 @@ namespace specqd {
 
 enum class NormKind : int { kRms = 0, kLayer = 1 };
 enum class AttentionGates : int { kNone = 0, kHeads = 1, kValues = 2 };
-enum class Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kClampedSwiglu = 3 };
+enum class Activation : int {
+  kSilu = 0,
+  kGelu = 1,
+  kGeluTanh = 2,
+  kClampedSwiglu = 3,
+  kReluSquared = 4,
+  kXielu = 5
+};
 
 struct DecoderSpec {
   int64_t hidden, vocabulary;
@@ -23,8 +30,9 @@ struct DecoderSpec {
   std::vector<RopeSpec> ropes;
   float norm_epsilon;
   NormKind norm = NormKind::kRms;
-  float norm_offset = 0.0f;       // added to the weights of RMS norms
-  bool norms_whole_rows = false;  // the norms of queries and keys are over all heads of a row
+  float norm_offset = 0.0f;           // added to the weights of RMS norms
+  bool norms_whole_rows = false;      // the norms of queries and keys are over all heads of a row
+  bool norms_after_rotation = false;  // those of heads of queries and keys
   Activation activation = Activation::kSilu;
   bool is_gated = true;
   bool is_parallel = false;  // attention and feed forward read the same residual stream

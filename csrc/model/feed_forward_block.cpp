@@ -6,6 +6,11 @@
 namespace specqd {
 namespace {
 
+Xielu curve_of(const FeedForward& weights) {
+  const std::vector<float>& curve = weights.curve;
+  return {curve[0], curve[1], curve[2], curve[3]};
+}
+
 class FeedForwardBlock : public Block {
  public:
   FeedForwardBlock(const FeedForward& weights, const std::string& inputs,
@@ -53,7 +58,11 @@ void activate(const Traits& traits, const FeedForward& weights, int64_t first, i
       float* const up = is_gated ? gate + kPanel : nullptr;
       if (!weights.gate_bias.empty()) kernels.add_bf16(gate, weights.gate_bias.data() + at, kept);
       if (!weights.up_bias.empty()) kernels.add_bf16(up, weights.up_bias.data() + at, kept);
-      traits.activate(gate, up, kept, out + row * width + at);
+      float* const activated = out + row * width + at;
+      if (weights.curve.empty())
+        traits.activate(gate, up, kept, activated);
+      else
+        kernels.xielu(gate, kept, curve_of(weights), activated);
     }
 }
 

@@ -99,11 +99,13 @@ void HeadAttention::write_queries(const Run& run, int64_t kv_head, int64_t row,
   const Kernels& kernels = traits_.kernels;
   const int64_t dim = shape_.head_dim, first = kv_head * shape_.group();
   float* const queries = run.heads + row * shape_.outputs() + first * dim;
-  norm_heads(query_norm_, dim, queries, first, shape_.group());
+  const bool norms_later = traits_.spec.norms_after_rotation;
+  if (!norms_later) norm_heads(query_norm_, dim, queries, first, shape_.group());
   const float scale = rope_ == nullptr ? 1.0f : rope_->query_scale(position);
   for (int64_t i = 0; i < shape_.group(); ++i) {
     float* const query = queries + i * dim;
     if (rope_ != nullptr) rope_->rotate(kernels, query, position);
+    if (norms_later) norm_heads(query_norm_, dim, query, first + i, 1);
     if (scale != 1.0f) kernels.scale(query, scale, dim);
     kernels.prepare_exact(query, dim, shape_.key_tiles(), run.attention.query(row, first + i));
   }
@@ -122,9 +124,11 @@ void HeadAttention::write_key_value(const Run& run, int64_t kv_head, int64_t row
                      kLatentNormEpsilon, 0.0f, key + before);
   if (values_are_keys_)
     std::memcpy(value, key + before, static_cast<size_t>(value_dim) * sizeof(float));
-  norm_heads(key_norm_, dim, key, kv_head, 1);
+  const bool norms_later = traits_.spec.norms_after_rotation;
+  if (!norms_later) norm_heads(key_norm_, dim, key, kv_head, 1);
   norm_heads(value_norm_, value_dim, value, kv_head, 1);
   if (rope_ != nullptr) rope_->rotate(kernels, key, position);
+  if (norms_later) norm_heads(key_norm_, dim, key, kv_head, 1);
   run.attention.write(view, position, key, value);
 }
 

@@ -64,6 +64,12 @@ Layer::Layer(const LayerWeights& weights, int64_t index, const CachePlan& plan, 
       per_layer_(weights.per_layer.exists() ? make_per_layer_input(weights.per_layer, index,
                                                                    std::ssize(plan.places), setting)
                                             : nullptr) {
+  const bool is_xielu = setting.traits.spec.activation == Activation::kXielu;
+  if (is_xielu && (weights.mixture != nullptr || weights.per_layer.exists()))
+    throw std::invalid_argument("xIELU has no parameters for experts and per-layer inputs");
+  for (const FeedForward& each : weights.feed_forwards)
+    if (is_xielu != (each.curve.size() == 4))
+      throw std::invalid_argument("xIELU, and no other activation, has four parameters");
   if (is_parallel_ && weights.mixture != nullptr)
     throw std::invalid_argument("experts do not run in parallel with attention");
   if ((weights.attention_convolution.exists() || weights.feed_forward_convolution.exists()) &&

@@ -25,6 +25,7 @@ struct Norm {
 struct FeedForward {
   std::shared_ptr<PackedWeight> gate_up, down;
   Vector gate_bias, up_bias, down_bias;
+  std::vector<float> curve;  // of xIELU: the fields of Xielu, in their order; empty: none
 };
 
 size_t bytes_of(const PackedWeight& weight, Precision precision);

@@ -6,11 +6,13 @@
 namespace specqd {
 namespace {
 
-auto activation_of(const Kernels& kernels, const DecoderSpec& spec) {
-  const bool takes_no_gate =
-      spec.activation == Activation::kGelu || spec.activation == Activation::kGeluTanh;
-  if (!spec.is_gated && !takes_no_gate)
-    throw std::invalid_argument("a feed forward without a gate needs a GELU");
+decltype(Traits::activate) activation_of(const Kernels& kernels, const DecoderSpec& spec) {
+  const bool needs_gate =
+      spec.activation == Activation::kSilu || spec.activation == Activation::kClampedSwiglu;
+  if (!spec.is_gated && needs_gate)
+    throw std::invalid_argument("a feed forward without a gate needs another activation");
+  if (spec.is_gated && spec.activation == Activation::kXielu)
+    throw std::invalid_argument("xIELU has no gate");
   switch (spec.activation) {
     case Activation::kGelu:
       return kernels.gelu_times;
@@ -18,6 +20,10 @@ auto activation_of(const Kernels& kernels, const DecoderSpec& spec) {
       return kernels.gelu_tanh_times;
     case Activation::kClampedSwiglu:
       return kernels.clamped_swiglu;
+    case Activation::kReluSquared:
+      return kernels.relu_squared_times;
+    case Activation::kXielu:
+      return nullptr;
     case Activation::kSilu:
       break;
   }

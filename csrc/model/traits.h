@@ -15,7 +15,8 @@ struct Traits {
 
   DecoderSpec spec;
   const Kernels& kernels;
-  // out[i] = act(gate[i]) * up[i], or act(gate[i]) if `up` is null.
+  // out[i] = act(gate[i]) * up[i], or act(gate[i]) if `up` is null. Null for xIELU, which has
+  // parameters of its own in each feed forward.
   void (*activate)(const float* gate, const float* up, int64_t n, float* out);
 
   // Normalises n values. `out` may be `x`; `bias` may be null.

@@ -182,6 +182,9 @@ def draw(
     if (drawn := draw_recurrent(rng, name, size)) is not None:
         return drawn
     noise = rng.standard_normal(size, np.float32)
+    if f".{names.activation}." in name:  # of xIELU
+        fixed = {"beta": 0.5, "eps": -1e-6}.get(name.rsplit(".", 1)[1])
+        return np.float32(0.5) * noise if fixed is None else np.full(size, fixed, np.float32)
     if name.endswith(("bias", "sinks")):
         return np.float32(0.3) * noise
     if name.endswith("q_norm.weight") and config.attention_scale == 1.0:  # scores have no scale

@@ -170,7 +170,7 @@ def _attention(
     query, gates, *key_value = _projections(config, names, layer, index, x)
     if own.kv_layer is None:
         keys_values[index] = _keys_values(config, names, layer, index, key_value)
-    q = rotate(config, index, _normed_heads(config, layer, names.query_norm, query, heads))
+    q = _rotated(config, layer, index, names.query_norm, query, heads)
     q = q * query_scales(config.ropes[index], n)[:, None, None]
     source = keys_values[index if own.kv_layer is None else own.kv_layer]
     k, v = (np.repeat(part, heads // part.shape[1], axis=1) for part in source)
@@ -229,9 +229,19 @@ def _keys_values(
     key, value = parts[0], parts[-1]
     assert key is not None
     assert value is not None
-    k = rotate(config, index, _normed_heads(config, layer, names.key_norm, key, kv_heads))
+    k = _rotated(config, layer, index, names.key_norm, key, kv_heads)
     v = value.reshape(len(value), kv_heads, -1)
     return k, rms_norm(v, np.ones(v.shape[-1]), config.norm_eps) if config.norms_values else v
+
+
+def _rotated(
+    config: DecoderConfig, layer: Weights, index: int, norm_name: str, x: Array, heads: int
+) -> Array:
+    """Queries or keys, [n, heads, head_dim], normalised before the rotation or after it."""
+    if config.rotates_before_norm:
+        x = rotate(config, index, x.reshape(len(x), heads, -1))
+        return _normed_heads(config, layer, norm_name, x, heads)
+    return rotate(config, index, _normed_heads(config, layer, norm_name, x, heads))
 
 
 def _normed_heads(config: DecoderConfig, layer: Weights, name: str, x: Array, heads: int) -> Array:

@@ -48,6 +48,8 @@ def feed_forward(
     x = norm_if_any(config, layer, names.feed_forward_norm, residual)
     experts = config.experts
     if experts is None or not experts.layers[index]:
+        if config.activation == "xielu":
+            return _xielu_feed_forward(names, layer, x)
         return plain(config, layer, names.gate_up, names.down, x)
     if not experts.has_own_norms:
         scores = linear(layer, names.router, x)
@@ -59,6 +61,16 @@ def feed_forward(
     out = _experts(config, experts, names, layer, inputs, scores, margins)
     shared = norm_if_any(config, layer, names.shared_post_norm, _shared(config, names, layer, x))
     return shared + norm_if_any(config, layer, names.experts_post_norm, out)
+
+
+def _xielu_feed_forward(names: TensorNames, layer: Weights, x: Array) -> Array:
+    positive, negative, slope, limit = (
+        layer[f"{names.activation}.{name}"] for name in ("alpha_p", "alpha_n", "beta", "eps")
+    )
+    up = linear(layer, names.gate_up[0], x)
+    above = np.log1p(np.exp(positive)) * up**2
+    below = (np.expm1(np.minimum(up, limit)) - up) * (slope + np.log1p(np.exp(negative)))
+    return linear(layer, names.down, np.where(up > 0, above, below) + slope * up)
 
 
 def _shared(config: DecoderConfig, names: TensorNames, layer: Weights, x: Array) -> Array:
@@ -184,4 +196,5 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "silu": lambda x: x / (1 + np.exp(-x)),
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
+    "relu_squared": lambda x: np.maximum(x, 0) ** 2,
 }

@@ -25,7 +25,7 @@ def bf16_bits(values: NDArray[np.floating[Any]]) -> NDArray[np.uint16]:
     """Returns the BF16 bits of finite values, rounded to nearest even."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     rounded = bits + 0x7FFF + ((bits >> 16) & 1)
-    return (rounded >> 16).astype(np.uint16)
+    return (rounded >> 16).astype(np.uint16).reshape(np.shape(values))
 
 
 def write_safetensors(

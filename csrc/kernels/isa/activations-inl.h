@@ -50,6 +50,28 @@ inline F16 clamped_swiglu(F16 gate, F16 up) {
   return sigmoid_times(g, g * splat(1.702f)) * (u + splat(1.0f));
 }
 
+inline F16 relu_squared(F16 x) {
+  const F16 kept = max(x, F16{});
+  return kept * kept;
+}
+
+// xIELU (arXiv 2411.13010). Near zero e^m - 1 - m would cancel, so the Taylor series to degree 7 is
+// used there (truncation error below 2^-26).
+inline F16 xielu(F16 x, const Xielu& curve) {
+  const F16 m = min(x, splat(curve.limit));
+  F16 p = splat(1.0f / 5040.0f);
+  p = fma(p, m, splat(1.0f / 720.0f));
+  p = fma(p, m, splat(1.0f / 120.0f));
+  p = fma(p, m, splat(1.0f / 24.0f));
+  p = fma(p, m, splat(1.0f / 6.0f));
+  p = fma(p, m, splat(0.5f));
+  const F16 large = (exp(m) - splat(1.0f)) - m;
+  const F16 bend = select(m > splat(-0.25f), p * (m * m), large) + (m - x);
+  const F16 linear = x * splat(curve.slope);
+  const F16 below = fma(bend, splat(curve.negative), linear);
+  return select(x > F16{}, fma(x * x, splat(curve.positive), linear), below);
+}
+
 // out = f(gate, up), computed in whole vectors. If `up` is null, f gets zeros for it.
 template <class Combine>
 inline void combine(const float* gate, const float* up, int64_t n, float* out, const Combine& f) {
@@ -74,6 +96,17 @@ void gelu_tanh_times(const float* gate, const float* up, int64_t n, float* out) 
     combine(gate, up, n, out, [](F16 g, F16) { return gelu_tanh(g); });
   else
     combine(gate, up, n, out, [](F16 g, F16 u) { return gelu_tanh(g) * u; });
+}
+
+void relu_squared_times(const float* gate, const float* up, int64_t n, float* out) {
+  if (up == nullptr)
+    combine(gate, up, n, out, [](F16 g, F16) { return relu_squared(g); });
+  else
+    combine(gate, up, n, out, [](F16 g, F16 u) { return relu_squared(g) * u; });
+}
+
+void xielu(const float* x, int64_t n, const Xielu& curve, float* out) {
+  combine(x, nullptr, n, out, [&](F16 v, F16) { return xielu(v, curve); });
 }
 
 void clamped_swiglu(const float* gate, const float* up, int64_t n, float* out) {

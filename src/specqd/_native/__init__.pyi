@@ -256,7 +256,7 @@ class Norm:
 class FeedForward:
     """Two products with an activation between them."""
 
-    def __init__(self, *, gate_up: PackedWeight, down: PackedWeight, gate_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, up_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, down_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None) -> None: ...
+    def __init__(self, *, gate_up: PackedWeight, down: PackedWeight, gate_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, up_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, down_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, curve: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)] | None) -> None: ...
 
 class DeltaWeights:
     """
@@ -319,7 +319,7 @@ class StateShape:
 class DecoderSpec:
     """The shape and traits of a decoder."""
 
-    def __init__(self, *, hidden: int, vocabulary: int, attentions: _Sequence[AttentionShape], ropes: _Sequence[RopeSpec], norm_epsilon: float, norm: str, norm_offset: float, norms_whole_rows: bool, activation: str, is_gated: bool, is_parallel: bool, logit_cap: float, embedding_scale: float, residual_scale: float, logit_scale: float, experts_per_token: int, normalizes_routing_weights: bool, attention_gates: str, states: StateShape | None) -> None: ...
+    def __init__(self, *, hidden: int, vocabulary: int, attentions: _Sequence[AttentionShape], ropes: _Sequence[RopeSpec], norm_epsilon: float, norm: str, norm_offset: float, norms_whole_rows: bool, norms_after_rotation: bool, activation: str, is_gated: bool, is_parallel: bool, logit_cap: float, embedding_scale: float, residual_scale: float, logit_scale: float, experts_per_token: int, normalizes_routing_weights: bool, attention_gates: str, states: StateShape | None) -> None: ...
 
 class PartialHead:
     """Chooses the rows of the output head that a draft reads."""

@@ -13,7 +13,7 @@ from specqd.config.recurrent import ConvolutionConfig, DeltaConfig
 from specqd.config.rope import RopeConfig, RopeDefaults, read_rope, rope_fields
 
 NormKind = Literal["rms", "layer"]
-Activation = Literal["silu", "gelu", "gelu_tanh", "clamped_swiglu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "clamped_swiglu", "relu_squared", "xielu"]
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -22,6 +22,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "relu2": "relu_squared",
 }
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 _MOST_LAYERS = 10_000  # more than any model has; a hostile config must not fill the memory
@@ -133,7 +134,8 @@ class DecoderConfig:
     `ropes[layer]` is None for a layer without positions. `qkv_bias`, `output_bias` and `mlp_bias`
     say which linears have a bias. `qk_norm` normalises queries and keys before the rotation: each
     head with one weight for all heads ("one"), each head with a weight of its own ("each"), or the
-    whole row ("row"). `attention_gates` says whether the outputs of attention are gated by head
+    whole row ("row"); with `rotates_before_norm`, it normalises each head after the rotation.
+    `attention_gates` says whether the outputs of attention are gated by head
     ("heads") or one by one ("values"). `norms` says whether norms come before attention and feed
     forward, after them, or both; `norm_offset` is added to the norms' weights. `rope_pairs` says
     which of the 2n rotated dimensions of a head rotate together: i and i + n ("halves"), or 2i and
@@ -159,10 +161,12 @@ class DecoderConfig:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     norm: NormKind = "rms"
+    norm_bias: bool = True  # of layer norms
     norm_offset: float = 0.0
     norms: Literal["before", "after", "both"] = "before"
     rope_pairs: Literal["halves", "neighbours"] = "halves"
     qk_norm: Literal["one", "each", "row"] | None = None
+    rotates_before_norm: bool = False
     activation: Activation = "silu"
     is_gated: bool = True
     is_parallel: bool = False  # attention and feed forward read the same residual stream

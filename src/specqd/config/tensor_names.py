@@ -38,6 +38,7 @@ class TensorNames:
     output: str = "self_attn.o_proj"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
+    activation: str = "mlp.act_fn"  # of xIELU, which has parameters
     router: str = "mlp.gate"
     experts: str = "mlp.experts"
     expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")

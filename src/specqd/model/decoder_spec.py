@@ -19,6 +19,7 @@ def decoder_spec(config: DecoderConfig) -> _native.DecoderSpec:
         norm=config.norm,
         norm_offset=config.norm_offset,
         norms_whole_rows=config.qk_norm == "row",
+        norms_after_rotation=config.rotates_before_norm,
         activation=config.activation,
         is_gated=config.is_gated,
         is_parallel=config.is_parallel,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from decimal import Decimal
 from operator import itemgetter
 
 import numpy as np
@@ -14,6 +15,8 @@ from specqd.formats.bf16 import widened
 from specqd.model.importance import Importance, LayerInputs
 from specqd.model.loader import Loader, Source, Stack
 from specqd.model.mxfp4_experts import Mxfp4Experts
+
+_LARGEST_SOFTPLUS = 64.0  # above it, the softplus of a number is the number
 
 
 class FeedForwardReader:
@@ -31,8 +34,15 @@ class FeedForwardReader:
         names, experts = self._names, self._config.experts
         width = self._config.feed_forward_size(index)
         if experts is None or not experts.layers[index]:
-            modules = [at + name for name in names.gate_up]
-            return [self._plain(modules, at + names.down, width, inputs.gate_up, inputs.down)], None
+            plain = self._plain(
+                [at + name for name in names.gate_up],
+                at + names.down,
+                width,
+                inputs.gate_up,
+                inputs.down,
+                curve=self._curve(at + names.activation),
+            )
+            return [plain], None
         shared = None
         if experts.has_shared:
             shared = self._plain(
@@ -139,6 +149,7 @@ class FeedForwardReader:
             gate_bias=None,
             up_bias=None,
             down_bias=None,
+            curve=None,
         )
 
     def _mxfp4_experts(self, experts: ExpertsConfig, at: str) -> list[_native.FeedForward]:
@@ -169,6 +180,7 @@ class FeedForwardReader:
                     gate_bias=np.ascontiguousarray(biases[2][expert, ::2]),
                     up_bias=np.ascontiguousarray(biases[2][expert, 1::2]),
                     down_bias=biases[1][expert],
+                    curve=None,
                 )
             )
         return feed_forwards
@@ -181,6 +193,7 @@ class FeedForwardReader:
         gate_up_inputs: Importance | None,
         down_inputs: Importance | None,
         read_share: float = 1.0,
+        curve: NDArray[np.float32] | None = None,
     ) -> _native.FeedForward:
         """Reads a feed forward. `modules` are gate and up, or their fused tensor, or up alone."""
         c = self._config
@@ -204,4 +217,27 @@ class FeedForwardReader:
             gate_bias=biases[0],
             up_bias=biases[1] if len(biases) == 2 else None,
             down_bias=self._loader.bias(down, c.hidden_size, c.mlp_bias),
+            curve=curve,
         )
+
+    def _curve(self, module: str) -> NDArray[np.float32] | None:
+        """The parameters of xIELU (transformers' `XIELUActivation`); None for other activations."""
+        if self._config.activation != "xielu":
+            return None
+        squared, exponential = (
+            float(widened(self._loader.small(f"{module}.{name}", (1,)))[0])
+            for name in ("alpha_p", "alpha_n")
+        )
+        slope, limit = (
+            float(widened(self._loader.small(f"{module}.{name}", ())).item())
+            for name in ("beta", "eps")
+        )
+        factors = _softplus(squared), slope + _softplus(exponential)
+        return np.array([*factors, slope, limit], np.float32)
+
+
+def _softplus(value: float) -> float:
+    """`Decimal` rounds exponential and logarithm in the same way on every platform."""
+    if value > _LARGEST_SOFTPLUS:
+        return value
+    return float((1 + Decimal(value).exp()).ln())

@@ -34,10 +34,11 @@ class LayerReader:
         self._feed_forwards = FeedForwardReader(loader, config, names)
 
     def norm(self, name: str | None, length: int) -> _native.Norm | None:
-        """A norm of the residual stream, with a bias for layer norms; None without a name."""
+        """A norm of the residual stream; None without a name."""
         if name is None:
             return None
-        bias = self._loader.vector(f"{name}.bias", length) if self._config.norm == "layer" else None
+        has_bias = self._config.norm == "layer" and self._config.norm_bias
+        bias = self._loader.bias(name, length, has_bias)
         return _native.Norm(weight=self._loader.vector(f"{name}.weight", length), bias=bias)
 
     def head_inputs(self) -> Importance | None:
@@ -172,7 +173,8 @@ class LayerReader:
         c, names = self._config, self._names.query_key_value
         heads = [c.num_heads, attention.num_kv_heads, attention.num_kv_heads]
         rows = [count * attention.head_dim for count in heads]
-        rotated = self._in_halves if c.rope_pairs == "neighbours" else None
+        has_neighbours = c.rope_pairs == "neighbours" and c.distinct_ropes
+        rotated = self._in_halves if has_neighbours else None
         orders = [rotated, rotated, None]
         if c.attention_gates and self._names.attention_gates is None:
             return self._gated_sources(at, kind)

@@ -162,7 +162,7 @@ class Loader:
 
     def small(self, name: str, shape: tuple[int, ...]) -> Bits:
         """The BF16 bits of a tensor that is not packed; raises TensorError if one is not finite."""
-        bits = np.ascontiguousarray(self.tensors.bf16(name, shape))
+        bits = np.ascontiguousarray(self.tensors.bf16(name, shape)).reshape(shape)
         bad = np.argwhere((bits & 0x7F80) == 0x7F80)
         if bad.size:
             raise self._not_finite(name, str(bad[0].tolist()))
