@@ -1,6 +1,7 @@
 """The families that are Llama with a trait or two: RMS norms, a gated feed forward, one rope."""
 
 from dataclasses import replace
+from decimal import Decimal
 
 from specqd.config.decoder import (
     DecoderConfig,
@@ -15,6 +16,7 @@ from specqd.config.family import Family
 from specqd.config.fields import Fields
 from specqd.config.mtp import MtpConfig, read_mtp
 from specqd.config.rope import (
+    RopeConfig,
     RopeDefaults,
     read_ropes_by_type,
     rope_fields,
@@ -271,6 +273,38 @@ def read_ernie4_5(fields: Fields, context: int | None) -> DecoderConfig:
     return replace(config, rope_pairs="neighbours")
 
 
+def read_hunyuan(fields: Fields, context: int | None) -> DecoderConfig:
+    """Norms of queries and keys after the rotation."""
+    config = read_decoder(
+        fields,
+        context=context,
+        max_positions=2048,
+        bos=(1,),
+        eos=(2,),
+        eps=("rms_norm_eps", 1e-5),
+        attention_bias=fields.flag("attention_bias"),
+    )
+    ropes = (_hunyuan_rope(fields, config),) * config.num_layers
+    return replace(config, qk_norm="one", rotates_before_norm=True, ropes=ropes)
+
+
+def _hunyuan_rope(fields: Fields, config: DecoderConfig) -> RopeConfig:
+    """A `dynamic` rope with an `alpha` is a plain one with a larger base at every length.
+
+    `Decimal` rounds the power in the same way on every platform; `math` does not.
+    """
+    stated, [rope] = rope_fields(fields), config.distinct_ropes
+    is_dynamic = (stated.get("rope_type") or stated.get("type")) == "dynamic"
+    alpha = stated.optional_number("alpha", 0.0, 1e9)
+    if not is_dynamic or not alpha:
+        return rope
+    if alpha < 1 or config.head_dim == 2:
+        raise stated.wrong("alpha", "a number from 1, with a head_dim above 2,")
+    power = Decimal(config.head_dim) / (config.head_dim - 2)
+    theta = rope.theta * float(Decimal(alpha) ** power)
+    return replace(rope, theta=stated.with_values(rope_theta=theta).positive("rope_theta"))
+
+
 def read_exaone4(fields: Fields, context: int | None) -> DecoderConfig:
     """Norms after both blocks, and of heads. If layers have windows, only these have positions."""
     window = read_window(fields, 4096)
@@ -335,6 +369,10 @@ FAMILIES = {
     "smollm3": Family(read_smollm3),
     "seed_oss": Family(read_seed_oss),
     "ernie4_5": Family(read_ernie4_5),
+    "hunyuan_v1_dense": Family(
+        read_hunyuan,
+        replace(LLAMA, query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm"),
+    ),
     "exaone4": Family(read_exaone4, NORMS_AFTER),
     "phi3": Family(
         read_phi3,

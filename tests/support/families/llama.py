@@ -27,6 +27,8 @@ MINISTRAL_ROPE = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.4,
 }
+# Hunyuan's; transformers ignores the other entries of its checkpoints.
+ALPHA = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
 MROPE = {"rope_type": "default", "mrope_section": [4, 4, 4], "mrope_interleaved": True}
 
 FAMILIES = {
@@ -336,6 +338,39 @@ FAMILIES = {
             (
                 {"sliding_window": None, "layer_types": [SLIDING, FULL, FULL, FULL]},
                 ["sliding_window is off"],
+            ),
+        ],
+    ),
+    "hunyuan_v1_dense": Family(
+        shapes={
+            "": replace(
+                SMALL, hidden=56, heads=4, vocab=263, rope_scaling=ALPHA, is_tied=True,
+            ),
+        },
+        parity={
+            "7:1 heads of 40, biases, alpha": replace(
+                HEADS_40, has_biases=True, rope_scaling=ALPHA,
+            ),
+            "72 tied, no alpha": replace(HEADS_72, is_tied=True, rope_theta=1e5),
+        },
+        traits=[
+            (
+                {"head_dim": 128, "rope_theta": 1e4, "rope_scaling": ALPHA},
+                {
+                    "qk_norm": "one", "rotates_before_norm": True, "norm_eps": 1e-5,
+                    "ropes": (RopeConfig("default", 11158839.925077485),) * 4,
+                    "bos_token_id": 1, "eos_token_ids": (2,), "tied_embeddings": False,
+                },
+            ),
+            (
+                {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "head_dim": None},
+                {"ropes": (RopeConfig("default", 1e4),) * 4, "head_dim": 8},
+            ),
+        ],
+        refusals=[
+            (
+                {"rope_scaling": {"type": "dynamic", "alpha": 0.5}},
+                ["alpha is 0.5; a number from 1, with a head_dim above 2, is needed"],
             ),
         ],
     ),
