@@ -3,13 +3,25 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from specqd.config import experts, gemma, gemma4, granite, latent, lfm2, llama, neox, qwen3_5
+from specqd.config import (
+    experts,
+    gemma,
+    gemma4,
+    granite,
+    latent,
+    lfm2,
+    llama,
+    neox,
+    qwen3_5,
+    ungated,
+)
 from specqd.config.decoder import DecoderConfig
 from specqd.config.family import Family
 from specqd.config.tensor_names import MtpNames, TensorNames
 
 FAMILIES: Mapping[str, Family] = {
     **llama.FAMILIES,
+    **ungated.FAMILIES,
     **granite.FAMILIES,
     **gemma.FAMILIES,
     **gemma4.FAMILIES,

@@ -12,12 +12,14 @@ from support.families import (
     neox,
     norms_after,
     recurrent,
+    ungated,
 )
 from support.families.family import Family
 from support.shapes import Shape
 
 FAMILIES: Mapping[str, Family] = {
     **llama.FAMILIES,
+    **ungated.FAMILIES,
     **norms_after.FAMILIES,
     **gemma.FAMILIES,
     **neox.FAMILIES,
