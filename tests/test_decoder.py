@@ -317,6 +317,17 @@ def test_an_activation_that_multiplies_needs_a_gate(
         )  # fmt: skip
 
 
+@pytest.mark.parametrize(("shape", "activation"), [("apertus", "gelu"), ("arcee", "xielu")])
+def test_xielu_alone_has_parameters(shape: str, activation: Any, tmp_path: Path, seed: int) -> None:
+    model = open_random(tmp_path, FAMILY_SHAPES[shape], seed)
+    weights, spec = model.weights, decoder_spec(replace(model.config, activation=activation))
+    with pytest.raises(ValueError, match="four parameters"):
+        _native.Decoder(
+            pool=MACHINE.pool, isa=MACHINE.isa, spec=spec, layers=weights.layers,
+            final_norm=weights.final_norm, head=weights.head, embedding=None, max_rows=8,
+        )  # fmt: skip
+
+
 def test_bytes_per_forward_are_those_of_the_planes_it_reads(tmp_path: Path, seed: int) -> None:
     model = open_random(tmp_path, Shape(), seed)
     planes = [packed.weight.plane_bytes() for packed in model.weights.matrices]
