@@ -1,13 +1,15 @@
-"""The families with layer norms: GPT-NeoX (Pythia), StableLM, StarCoder2."""
+"""The families with layer norms: GPT-NeoX (Pythia), StableLM, StarCoder2, Cohere."""
 
 from dataclasses import replace
 
 from specqd.config.decoder import (
     Activation,
     DecoderConfig,
+    alternating_types,
     read_activation,
     read_decoder,
     read_window,
+    windows_of,
 )
 from specqd.config.family import Family
 from specqd.config.fields import Fields
@@ -79,6 +81,47 @@ def read_starcoder2(fields: Fields, context: int | None) -> DecoderConfig:
     return replace(config, norm="layer", is_gated=False)
 
 
+def read_cohere(fields: Fields, context: int | None) -> DecoderConfig:
+    """One norm, without a bias, before both blocks; neighbours rotate together."""
+    if fields.flag("use_qk_norm"):
+        raise fields.wrong("use_qk_norm", "false")
+    return _read_cohere(fields, context, RopeDefaults(theta=500_000.0))
+
+
+def read_cohere2(fields: Fields, context: int | None) -> DecoderConfig:
+    """The same with windows; layers without one have no positions."""
+    types = alternating_types(fields, fields.integer("sliding_window_pattern", 4))
+    windows = windows_of(fields, types, read_window(fields, 4096))
+    config = _read_cohere(fields, context, RopeDefaults(), windows)
+    ropes = (rope if window else None for rope, window in zip(config.ropes, windows, strict=True))
+    return replace(config, ropes=tuple(ropes))
+
+
+def _read_cohere(
+    fields: Fields, context: int | None, rope: RopeDefaults, windows: tuple[int, ...] = ()
+) -> DecoderConfig:
+    config = read_decoder(
+        fields,
+        context=context,
+        max_positions=8192,
+        bos=(5,),
+        eos=(255_001,),
+        eps=("layer_norm_eps", 1e-5),
+        rope=rope,
+        tied=True,
+        attention_bias=fields.flag("attention_bias"),
+        windows=windows,
+    )
+    return replace(
+        config,
+        norm="layer",
+        norm_bias=False,
+        is_parallel=True,
+        rope_pairs="neighbours",
+        logit_scale=fields.positive("logit_scale", 0.0625),
+    )
+
+
 def _read_gelu(fields: Fields, default: str) -> Activation:
     """The activation of a feed forward without a gate."""
     activation = read_activation(fields, "hidden_act", default)
@@ -104,6 +147,8 @@ FAMILIES = {
             down="mlp.dense_4h_to_h",
         ),
     ),
+    "cohere": Family(read_cohere, shares_norm=True),
+    "cohere2": Family(read_cohere2, shares_norm=True),
     "stablelm": Family(
         read_stablelm,
         replace(LLAMA, query_norm="self_attn.q_layernorm", key_norm="self_attn.k_layernorm"),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from specqd.config import RopeConfig
 from support.families.family import Family
-from support.shapes import HEADS_40, HEADS_72, SMALL, Shape
+from support.shapes import FULL, HEADS_40, HEADS_72, SLIDING, SMALL, Shape
 
 FAMILIES = {
     "starcoder2": Family(
@@ -106,6 +106,72 @@ FAMILIES = {
                     "ropes": (RopeConfig("default", 1e4, share=0.25),) * 4,
                 },
             ),
+        ],
+    ),
+    "cohere": Family(
+        entries={"layer_norm_eps": 1e-4},
+        shapes={
+            "": replace(SMALL, vocab=267, is_tied=True, extra={"logit_scale": 0.5}),
+        },
+        parity={
+            "7:1 heads of 40, biases": replace(HEADS_40, has_biases=True),
+            "72 tied": replace(HEADS_72, is_tied=True, rope_theta=None),
+        },
+        traits=[
+            (
+                {"num_key_value_heads": None},
+                {
+                    "norm": "layer", "norm_bias": False, "is_parallel": True, "norm_eps": 1e-5,
+                    "rope_pairs": "neighbours", "logit_scale": 0.0625, "tied_embeddings": True,
+                    "ropes": (RopeConfig("default", 5e5),) * 4, "windows": (0,) * 4,
+                    "num_kv_heads": 8, "bos_token_id": 5, "eos_token_ids": (255_001,),
+                },
+            ),
+        ],
+        refusals=[
+            ({"use_qk_norm": True}, ["use_qk_norm is True; false is needed"]),
+        ],
+    ),
+    "cohere2": Family(
+        entries={"layer_norm_eps": 1e-4},
+        shapes={
+            "": replace(
+                SMALL, layers=4, vocab=269, window=50, is_tied=True, rope_theta=5e4,
+                extra={"logit_scale": 0.5},
+            ),
+        },
+        parity={
+            "7:1 heads of 24, window 17, biases": replace(
+                HEADS_40, head_dim=24, layers=4, window=17, has_biases=True,
+                extra={"logit_scale": 0.25},
+            ),
+            "72 tied, window 9": replace(
+                HEADS_72, layers=3, window=9, is_tied=True, rope_theta=None,
+                extra={"layer_types": [FULL, SLIDING, FULL]},
+            ),
+            "72, no positions": replace(HEADS_72, window=9, extra={"layer_types": [FULL, FULL]}),
+        },
+        traits=[
+            (
+                {"num_hidden_layers": 5, "num_key_value_heads": None},
+                {
+                    "norm": "layer", "norm_bias": False, "is_parallel": True, "norm_eps": 1e-5,
+                    "rope_pairs": "neighbours", "logit_scale": 0.0625, "tied_embeddings": True,
+                    "windows": (4096, 4096, 4096, 0, 4096), "num_kv_heads": 8, "head_dim": 8,
+                    "ropes": (
+                        *(RopeConfig("default", 1e4),) * 3, None, RopeConfig("default", 1e4),
+                    ),
+                    "bos_token_id": 5, "eos_token_ids": (255_001,),
+                },
+            ),
+            (
+                {"sliding_window_pattern": 2, "sliding_window": 7, "logit_scale": 0.25},
+                {"windows": (7, 0, 7, 0), "logit_scale": 0.25},
+            ),
+        ],
+        refusals=[
+            ({"sliding_window": None}, ["sliding_window is off"]),
+            ({"logit_scale": 0}, ["logit_scale is 0; a number from 1e-30"]),
         ],
     ),
 }  # fmt: skip
