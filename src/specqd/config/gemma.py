@@ -1,4 +1,5 @@
-"""Gemma: norms on both sides with weights around zero, scaled embeddings, alternating windows."""
+"""Gemma: norms with weights around zero, scaled embeddings; since Gemma 2 norms on both sides and
+alternating windows."""
 
 from dataclasses import replace
 from math import sqrt
@@ -15,6 +16,26 @@ from specqd.config.family import Family
 from specqd.config.fields import Fields
 from specqd.config.rope import RopeDefaults, read_ropes_by_type, without_ropes
 from specqd.config.tensor_names import NORMS_AROUND
+
+
+def read_gemma(fields: Fields, context: int | None) -> DecoderConfig:
+    """The first Gemma: norms before both blocks, full attention. Its `gelu` means `gelu_tanh`."""
+    if fields.flag("use_bidirectional_attention"):
+        raise fields.wrong("use_bidirectional_attention", "false")
+    activation = read_activation(fields, "hidden_act", "gelu_pytorch_tanh")
+    config = read_decoder(
+        fields,
+        context=context,
+        max_positions=8192,
+        bos=(2,),
+        eos=(1,),
+        num_kv_heads=16,
+        head_dim=256,
+        activation="gelu_tanh" if activation == "gelu" else activation,
+        tied=True,
+        attention_bias=fields.flag("attention_bias"),
+    )
+    return replace(config, norm_offset=1.0, embedding_scale=sqrt(config.hidden_size))
 
 
 def read_gemma2(fields: Fields, context: int | None) -> DecoderConfig:
@@ -93,6 +114,7 @@ def read_gemma_decoder(
 
 
 FAMILIES = {
+    "gemma": Family(read_gemma),
     "gemma2": Family(read_gemma2, NORMS_AROUND),
     "gemma3_text": Family(read_gemma3, NORMS_AROUND, wrapper="gemma3"),
 }

@@ -41,6 +41,36 @@ EXPERTS = {
 LOCAL = RopeConfig("default", 1e4)
 
 FAMILIES = {
+    "gemma": Family(
+        shapes={
+            "": replace(SMALL, hidden=48, heads=4, kv_heads=2, vocab=265, is_tied=True),
+        },
+        parity={
+            "40, legacy gelu, biases": replace(
+                HEADS_40, is_tied=True, has_biases=True, extra={"hidden_act": "gelu"},
+            ),
+            "72, not tied": replace(HEADS_72, rope_theta=None),
+            "4:1 heads of 256": Shape(
+                hidden=160, heads=4, kv_heads=1, head_dim=256, ffn=344, vocab=307, is_tied=True,
+            ),
+        },
+        traits=[
+            (
+                {"hidden_act": "gelu", "hidden_activation": "silu"},
+                {
+                    "norms": "before", "norm_offset": 1.0, "head_dim": 256, "embedding_scale": 8.0,
+                    "attention_scale": None, "activation": "gelu_tanh", "windows": (0,) * 4,
+                    "tied_embeddings": True, "bos_token_id": 2, "eos_token_ids": (1,),
+                },
+            ),
+        ],
+        refusals=[
+            (
+                {"use_bidirectional_attention": True},
+                ["use_bidirectional_attention is True; false is needed"],
+            ),
+        ],
+    ),
     "gemma2": Family(
         shapes={
             "": replace(
