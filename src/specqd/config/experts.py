@@ -46,6 +46,33 @@ def read_mixtral(fields: Fields, context: int | None) -> DecoderConfig:
     return replace(config, experts=experts)
 
 
+def read_qwen2_moe(fields: Fields, context: int | None) -> DecoderConfig:
+    """A gated shared expert. Every other one of the first layers may have a window."""
+    window = read_window(fields, 4096) if fields.flag("use_sliding_window") else 0
+    last = fields.integer("max_window_layers", 28, least=0)
+    types = read_layer_types(fields) or [
+        "sliding_attention" if window and layer < last and layer % 2 == 0 else "full_attention"
+        for layer in range(layer_count(fields))
+    ]
+    config = read_decoder(
+        fields,
+        context=context,
+        max_positions=32768,
+        num_kv_heads=16,
+        qkv_bias=fields.flag("qkv_bias", True),
+        windows=windows_of(fields, types, window),
+    )
+    experts = read_experts(
+        fields,
+        size=fields.integer("moe_intermediate_size", 1408),
+        count=60,
+        per_token=4,
+        layers=_sparse_layers(fields),
+        normalizes_routing_weights=fields.flag("norm_topk_prob"),
+    )
+    return _with_shared_expert(fields, config, experts, 5632)
+
+
 def read_qwen3_moe(fields: Fields, context: int | None) -> DecoderConfig:
     """Experts in every `decoder_sparse_step`-th layer, a plain feed forward in the others."""
     window = read_window(fields, 4096) if fields.flag("use_sliding_window") else 0
@@ -189,8 +216,14 @@ def read_qwen3_next(fields: Fields, context: int | None) -> DecoderConfig:
 
 def _with_experts(fields: Fields, context: int | None, experts: ExpertsConfig) -> DecoderConfig:
     """Qwen 3.5 with these experts and a shared expert."""
-    config = read_qwen3_5(fields, context)
-    width = fields.integer("shared_expert_intermediate_size", 512)
+    return _with_shared_expert(fields, read_qwen3_5(fields, context), experts, 512)
+
+
+def _with_shared_expert(
+    fields: Fields, config: DecoderConfig, experts: ExpertsConfig, width: int
+) -> DecoderConfig:
+    """The decoder with these experts and a shared one, by default of this width."""
+    width = fields.integer("shared_expert_intermediate_size", width)
     sizes = tuple(width if sparse else config.intermediate_size for sparse in experts.layers)
     experts = replace(experts, has_shared=True)
     return replace(config, experts=experts, intermediate_sizes=sizes)
@@ -257,6 +290,7 @@ FAMILIES = {
             expert_down="w2",
         ),
     ),
+    "qwen2_moe": Family(read_qwen2_moe, _SHARED_EXPERT),
     "qwen3_moe": Family(read_qwen3_moe),
     "olmoe": Family(read_olmoe),
     "mellum": Family(read_mellum),

@@ -17,6 +17,13 @@ AFMOE = {
     "intermediate_size": 84,
 }
 
+QWEN2_MOE = {
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "shared_expert_intermediate_size": 52,
+    "intermediate_size": 84,
+}
+
 FAMILIES = {
     "mixtral": Family(
         shapes={
@@ -260,6 +267,46 @@ FAMILIES = {
         refusals=[
             ({"num_shared_experts": 0}, ["num_shared_experts is 0; an integer from 1"]),
             ({"sliding_window": None}, ["sliding_window is off"]),
+        ],
+    ),
+    "qwen2_moe": Family(
+        shapes={
+            "": replace(
+                SMALL, hidden=48, heads=2, ffn=36, layers=3, vocab=269, window=60,
+                extra=QWEN2_MOE | {"mlp_only_layers": [1]},
+            ),
+        },
+        parity={
+            "40, 3 of 9 experts, window 17": replace(
+                HEADS_40, ffn=44, layers=4, window=17,
+                extra=QWEN2_MOE | {
+                    "num_experts": 9, "num_experts_per_tok": 3, "norm_topk_prob": True,
+                    "max_window_layers": 3,
+                },
+            ),
+            "72 tied, every other layer, no biases": replace(
+                HEADS_72, ffn=36, is_tied=True,
+                extra=QWEN2_MOE | {"decoder_sparse_step": 2, "qkv_bias": False},
+            ),
+        },
+        traits=[
+            (
+                {"num_key_value_heads": 2},
+                {
+                    "qkv_bias": True, "output_bias": False, "windows": (0,) * 4, "head_dim": 8,
+                    "experts": ExpertsConfig(
+                        60, 4, 1408, (True,) * 4, normalizes_routing_weights=False, has_shared=True,
+                    ),
+                    "intermediate_sizes": (5632,) * 4, "eos_token_ids": (),
+                },
+            ),
+            (
+                {
+                    "num_key_value_heads": 2, "use_sliding_window": True, "max_window_layers": 3,
+                    "mlp_only_layers": [0], "shared_expert_intermediate_size": 44,
+                },
+                {"windows": (4096, 0, 4096, 0), "intermediate_sizes": (172, 44, 44, 44)},
+            ),
         ],
     ),
 }  # fmt: skip
