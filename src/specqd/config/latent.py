@@ -1,4 +1,4 @@
-"""The families with DeepSeek's router of experts, most of them with latent attention."""
+"""The families with DeepSeek's latent attention, its router of experts, or both."""
 
 import math
 from dataclasses import replace
@@ -55,6 +55,15 @@ def read_deepseek_v2(fields: Fields, context: int | None) -> DecoderConfig:
         normalizes_routing_weights=False,
     )
     return _with_shared(fields, config, replace(experts, has_shared=True), 2)
+
+
+def read_youtu(fields: Fields, context: int | None) -> DecoderConfig:
+    """Latent attention without experts."""
+    fields = fields.with_defaults(
+        bos_token_id=128_000, eos_token_id=128_001, tie_word_embeddings=True
+    )
+    latent = LatentConfig(512, 64, 128, 128, 1536)
+    return _read_latent_decoder(fields, context, 131_072, 1e-6, latent)
 
 
 def read_glm4_moe_lite(fields: Fields, context: int | None) -> DecoderConfig:
@@ -224,6 +233,7 @@ def _numbered_mtp(layers: int) -> MtpNames:
 FAMILIES = {
     "glm4_moe": Family(read_glm4_moe, SHARED_EXPERTS, _numbered_mtp),
     "glm4_moe_lite": Family(read_glm4_moe_lite, SHARED_EXPERTS, _numbered_mtp),
+    "youtu": Family(read_youtu),
     "deepseek_v2": Family(read_deepseek_v2, SHARED_EXPERTS),
     "deepseek_v3": Family(read_deepseek_v3, SHARED_EXPERTS, _numbered_mtp),
 }

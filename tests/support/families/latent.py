@@ -1,4 +1,4 @@
-"""Families with DeepSeek's experts, and most with latent attention."""
+"""Families with DeepSeek's latent attention, its experts, or both."""
 
 import math
 from collections.abc import Mapping
@@ -266,6 +266,33 @@ FAMILIES = {
             (LATENT | {"routed_scaling_factor": 16.0}, ["routed_scaling_factor is 16.0; 1.0 is"]),
             (LATENT | {"norm_topk_prob": True}, ["norm_topk_prob is True; false is"]),
             (LATENT | {"mlp_bias": True}, ["mlp_bias is True; false is"]),
+        ],
+    ),
+    "youtu": Family(
+        shapes={
+            "": replace(
+                SMALL, kv_heads=3, head_dim=8, vocab=277, is_tied=True, rope_theta=5e5,
+                extra=_LATENT,
+            ),
+        },
+        parity={
+            "yarn": replace(
+                HEADS_40, kv_heads=7, head_dim=8, rope_scaling=DEEPSEEK_ROPE, extra=_LATENT,
+            ),
+            "tied, plain queries, halves": replace(
+                HEADS_72, head_dim=8, is_tied=True,
+                extra=_LATENT | {"q_lora_rank": None, "rope_interleave": False},
+            ),
+        },
+        traits=[
+            (
+                LATENT,
+                {
+                    "latent": LatentConfig(512, 64, 128, 128, 1536), "head_dim": 576,
+                    "rope_pairs": "neighbours", "norm_eps": 1e-6, "tied_embeddings": True,
+                    "bos_token_id": 128_000, "eos_token_ids": (128_001,), "experts": None,
+                },
+            ),
         ],
     ),
 }  # fmt: skip
