@@ -305,6 +305,27 @@ def _hunyuan_rope(fields: Fields, config: DecoderConfig) -> RopeConfig:
     return replace(rope, theta=stated.with_values(rope_theta=theta).positive("rope_theta"))
 
 
+def read_helium(fields: Fields, context: int | None) -> DecoderConfig:
+    """Neighbours rotate together; biases of queries, keys and values alone."""
+    config = read_decoder(
+        fields,
+        context=context,
+        max_positions=4096,
+        bos=(1,),
+        eos=(2,),
+        num_kv_heads=20,
+        head_dim=128,
+        eps=("rms_norm_eps", 1e-8),
+        rope=RopeDefaults(theta=100_000.0),
+        qkv_bias=fields.flag("attention_bias"),
+        mlp_bias=fields.flag("mlp_bias"),
+    )
+    width = config.num_heads * config.head_dim
+    if width != config.hidden_size:
+        raise fields.wrong("hidden_size", f"{width}, the size of all heads,")
+    return replace(config, rope_pairs="neighbours")
+
+
 def read_exaone4(fields: Fields, context: int | None) -> DecoderConfig:
     """Norms after both blocks, and of heads. If layers have windows, only these have positions."""
     window = read_window(fields, 4096)
@@ -373,6 +394,7 @@ FAMILIES = {
         read_hunyuan,
         replace(LLAMA, query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm"),
     ),
+    "helium": Family(read_helium),
     "exaone4": Family(read_exaone4, NORMS_AFTER),
     "phi3": Family(
         read_phi3,

@@ -374,4 +374,29 @@ FAMILIES = {
             ),
         ],
     ),
+    "helium": Family(
+        shapes={
+            "": replace(SMALL, vocab=263, has_biases=True, rope_theta=1e5),
+        },
+        parity={
+            "7:1 heads of 40, biases": replace(HEADS_40, has_biases=True),
+            "72 tied": replace(HEADS_72, is_tied=True, rope_theta=None),
+        },
+        traits=[
+            (
+                {"head_dim": 8, "num_key_value_heads": 2, "attention_bias": True},
+                {
+                    "rope_pairs": "neighbours", "ropes": (RopeConfig("default", 1e5),) * 4,
+                    "qkv_bias": True, "output_bias": False, "norm_eps": 1e-8,
+                    "bos_token_id": 1, "eos_token_ids": (2,), "mlp_bias": False,
+                },
+            ),
+        ],
+        refusals=[
+            (
+                {"num_key_value_heads": 2},
+                ["hidden_size is 64; 1024, the size of all heads, is needed"],
+            ),
+        ],
+    ),
 }  # fmt: skip
