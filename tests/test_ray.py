@@ -280,6 +280,7 @@ def test_rows_of_a_dataset_are_lines_of_a_batch_file() -> None:
     assert read_request(made, "m").custom_id == "7"
     seeds = [json.loads(_line(i, {"prompt": "x"}, {}))["body"]["seed"] for i in "19"]
     assert seeds[0] == seeds[1], "an answer depends on the place of its row"
+    assert seeds[0] < 1 << 53
     for wrong in ({"text": "x"}, {"prompt": "x", "messages": []}):
         assert "needs either" in refused(RequestError, _line, "0", wrong, {})
 

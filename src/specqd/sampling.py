@@ -14,6 +14,7 @@ T = TypeVar("T")
 _LEAST_TEMPERATURE = 1e-6  # smaller ones would make differences of logits overflow
 _MOST_TEMPERATURE = 100
 _MOST_INT32 = 2**31 - 1
+SEED_BITS = 53  # of seeds that nobody gave: JavaScript and others read numbers as doubles
 # Fields that may be None, with their least and greatest values.
 _OPEN_WHOLE = {
     "max_tokens": (1, _MOST_INT32),
@@ -28,6 +29,12 @@ _OPEN_REAL = {"top_p": (1e-6, 1), "min_p": (0, 1), "repetition_penalty": (0.01, 
 # themselves.
 CHAT_TEMPERATURE = 0.7
 CHAT_REPETITION_PENALTY = 1.05
+
+
+def seed_of(digest: str) -> int:
+    """A seed for a request that states none but must always be answered alike, from hexadecimal
+    digits."""
+    return int(digest, 16) & ((1 << SEED_BITS) - 1)
 
 
 class Defaults(Protocol):

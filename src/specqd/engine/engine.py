@@ -20,11 +20,11 @@ from specqd.engine.prompts import MAX_GAP_S, PromptReader, Reading
 from specqd.engine.scheduler import Scheduler
 from specqd.errors import RequestError, SpecqdError, TooLongError, shown
 from specqd.model.model import Model
+from specqd.sampling import SEED_BITS
 from specqd.text.channels import HeaderTokens, has_channels
 from specqd.text.tokenizer import Tokenizer
 
 Logits = NDArray[np.float32]
-_SEED_BITS = 53  # exact as a double, as which clients in JavaScript read and return a seed
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class Engine:
         max_context: int | None = None,
         max_gap_s: float = MAX_GAP_S,
         prompt_tokens: int | None = None,
-        make_seed: Callable[[], int] = lambda: randbits(_SEED_BITS),
+        make_seed: Callable[[], int] = lambda: randbits(SEED_BITS),
     ) -> None:
         self.level = level
         self._model: Model = level.model

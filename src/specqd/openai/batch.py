@@ -37,6 +37,7 @@ from specqd.openai.requests import (
 )
 from specqd.openai.responses_answers import ResponsesAnswer
 from specqd.openai.responses_requests import ResponsesRequest, responses_request
+from specqd.sampling import seed_of
 from specqd.text.json_text import check_characters, place_of, read_json
 
 _MEMBERS = ("custom_id", "method", "url", "body")
@@ -312,7 +313,7 @@ def _submit(llm: LLM, line: BatchRequest, grammar_of: GrammarOf | None) -> _Runn
         raise line.problem
     prepared = Prepared.of(line.request, llm.tokenizer)
     if prepared.params.seed is None:  # a digest of the line, so that each run gives this answer
-        prepared = replace(prepared, params=replace(prepared.params, seed=int(line.key[:15], 16)))
+        prepared = replace(prepared, params=replace(prepared.params, seed=seed_of(line.key)))
     make_grammar = grammar_of(prepared) if grammar_of is not None else None
     salt = line.request.options.cache_salt
     request = prepared.for_engine(llm.defaults, make_grammar, salt)

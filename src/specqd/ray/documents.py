@@ -15,6 +15,7 @@ from specqd.openai.batch import is_refused
 from specqd.openai.extras import Json
 from specqd.ray.options import absolute
 from specqd.ray.worker import Worker, Workers
+from specqd.sampling import seed_of
 
 _URLS = {"prompt": "/v1/completions", "messages": "/v1/chat/completions"}
 
@@ -87,7 +88,7 @@ def _line(custom_id: str, row: Mapping[str, Any], request: Mapping[str, Any]) ->
     body = {**request, **own}
     if body.get("seed") is None:  # of the row alone: Ray decides where a row is in its block
         digest = sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-        body["seed"] = int(digest[:15], 16)
+        body["seed"] = seed_of(digest)
     return json.dumps(entry | {"body": body}).encode()
 
 
