@@ -264,7 +264,7 @@ def test_a_model_named_twice_is_packed_once(llm: LLM, directory: Path) -> None:
     assert seen
     again = fresh.with_draft([small, f"{small}:bf16"], progress=lambda *_: pytest.fail("packed"))
     _, outer, inner = models_of(again)
-    assert inner is exact
+    assert inner.cache is exact.cache
     assert outer.weights is exact.weights
     assert outer.cache is not exact.cache
     assert outer.precision is Precision.FP4
@@ -309,6 +309,19 @@ def test_the_target_s_own_directory_is_its_own_precision(llm: LLM, directory: Pa
 def test_caches_of_small_models_hold_as_many_positions(llm: LLM, directory: Path) -> None:
     _, small = models_of(llm.with_draft([str(directory / "small")]))
     assert small.cache.total_pages == llm.model.cache.total_pages
+
+
+def test_the_context_of_a_draft_is_that_of_its_chain(llm: LLM, directory: Path) -> None:
+    small = str(directory / "small")
+    usual, short = (llm.with_draft(small + options) for options in (":k=2", ":k=2:context=192"))
+
+    def shares_of_cache(chain: LLM) -> float:
+        params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+        chain.generate([list(range(240))], params)
+        stats = chain.engine.level.levels[1].stats
+        return stats.cache_bytes_read / stats.whole_cache_bytes
+
+    assert shares_of_cache(short) < shares_of_cache(usual) == 1
 
 
 # --- Sequences that a small model cannot follow ---------------------------------------------------

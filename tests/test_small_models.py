@@ -187,6 +187,9 @@ def test_the_small_model_s_cache_leaves_the_target_its_memory(
     left = cache.total_pages * cache.page_bytes + 8 * small.page_bytes
     monkeypatch.setattr("specqd._native.usable_memory", lambda: left)
     assert caches(second)[-1].total_pages == 4
+    both = second.with_draft([str(directory / "small"), str(directory / "small:bf16")])
+    levels = [each for each in both.engine.level.levels if isinstance(each, Level)]
+    assert [each.model.cache.total_pages for each in levels[1:]] == [4, 2]
 
 
 # --- Named by the caller --------------------------------------------------------------------------

@@ -179,8 +179,7 @@ class Drafts:
         if spec.kind in ("head", "mtp"):
             return self._head(above, above_name, spec, building)
         directory = self._target[0] if spec.kind == "self" else self._directories[spec.source]
-        model = self._model(directory, spec, above, building.progress)
-        model.set_draft_context(spec.context)
+        model = self._model(directory, spec, above, building)
         draft = model.weights.draft.value
         read = draft if spec.precision is Precision.FP4 else spec.precision.value
         name = read if spec.kind == "self" else f"{model_name(directory)}:{read}"
@@ -216,58 +215,72 @@ class Drafts:
         return Level(head, NoDraft(), length=spec.length, name=name)
 
     def _model(
-        self, directory: Path, spec: DraftSpec, above: Model, progress: Progress | None
+        self, directory: Path, spec: DraftSpec, above: Model, building: "_Building"
     ) -> Model:
-        model = self._loaded(directory, spec, above, progress)
+        """The model of a level. Levels of one chain that read as much of a context share it."""
+        target = self._models[self._target]
+        exact = self._models.get((directory, Precision.EXACT))
+        is_below_exact = (
+            exact is not None
+            and above.cache is exact.cache
+            and above.precision is Precision.EXACT
+            and spec.precision is Precision.FP4
+        )
+        if is_below_exact:
+            model = above.as_draft()
+        else:
+            place = directory, spec.precision, spec.context
+            if place not in building.models:
+                building.models[place] = self._opened(directory, spec, building).for_chain()
+            model = building.models[place]
+        model.set_draft_context(spec.context)
+        model.draft_for(target.decoder)
         if spec.format not in (None, model.weights.draft):
             loaded = model.weights.draft.value
             problem = f"these weights are loaded as {loaded}; draft with {loaded}, or start again"
             raise LoadedFormatError(f"{problem} with this draft", "draft", spec.word)
         return model
 
-    def _loaded(
-        self, directory: Path, spec: DraftSpec, above: Model, progress: Progress | None
-    ) -> Model:
-        precision = spec.precision
-        if precision is Precision.FP4 and self._models.get((directory, Precision.EXACT)) is above:
-            draft = above.as_draft()
-            draft.draft_for(self._models[self._target].decoder)
-            return draft
-        key = (directory, precision)
-        if key not in self._models:
-            target = self._models[self._target]
-            pages = target.cache.total_pages
-            twin = next((m for (d, _), m in self._models.items() if d == directory), None)
-            if twin is not None:
-                cache = _native.KvCache(twin.decoder, pages, twin.cache.total_states)
-                parts = twin.config, twin.weights, twin.decoder, twin.machine
-                self._models[key] = Model(*parts, cache, precision)
-            else:
-                self._models[key] = Model.open(
-                    directory,
-                    machine=target.machine,
-                    precision=precision,
-                    draft=spec.format,
-                    cache_positions=pages * _native.PAGE_POSITIONS,
-                    promised_bytes=pages * target.cache.page_bytes,
-                    context=target.max_positions,  # texts are not longer
-                    progress=progress,
-                )
-                target.rely_on(self._models[key])
-            if target.prompt_store is not None:
-                self._models[key].keep_prompts(target.prompt_store.writer)
-        self._models[key].draft_for(self._models[self._target].decoder)
-        return self._models[key]
+    def _opened(self, directory: Path, spec: DraftSpec, building: "_Building") -> Model:
+        """The loaded model, for all chains. Its cache is within the memory that those of the other
+        models leave."""
+        key = directory, spec.precision
+        if key in self._models:
+            return self._models[key]
+        target = self._models[self._target]
+        pages = target.cache.total_pages
+        caches = {id(each.cache): each.cache for each in self._models.values()}
+        promised = sum(each.total_pages * each.page_bytes for each in caches.values())
+        twin = next((m for (other, _), m in self._models.items() if other == directory), None)
+        if twin is not None:
+            model = twin.with_own_cache(spec.precision, pages, promised)
+        else:
+            model = Model.open(
+                directory,
+                machine=target.machine,
+                precision=spec.precision,
+                draft=spec.format,
+                cache_positions=pages * _native.PAGE_POSITIONS,
+                promised_bytes=promised,
+                context=target.max_positions,  # texts are not longer
+                progress=building.progress,
+            )
+            target.rely_on(model)
+        if target.prompt_store is not None:
+            model.keep_prompts(target.prompt_store.writer)
+        self._models[key] = model
+        return model
 
 
 @dataclass(frozen=True, slots=True)
 class _Building:
-    """A chain that is being built: the progress of loading, the names of its levels so far, and its
-    drafters with nothing below them."""
+    """A chain that is being built: the progress of loading, the names of its levels so far, its
+    drafters with nothing below them, and its small models by the context that they read."""
 
     progress: Progress | None
     names: set[str] = field(default_factory=set)
     leaves: dict[tuple[_native.Decoder, str], Drafter] = field(default_factory=dict)
+    models: dict[tuple[Path, Precision, int | None], Model] = field(default_factory=dict)
 
     def name(self, name: str, above: str) -> str:
         """The name of a level below `above`. One that has this name already stands further out."""

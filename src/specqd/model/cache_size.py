@@ -9,7 +9,12 @@ _LISTED_BYTES = 128  # of the lists that a cache keeps, per page
 _MOST_SLOTS = 256  # states that are cached for later sequences
 
 
-def states(decoder: _native.Decoder) -> int:
+def cache(decoder: _native.Decoder, pages: int) -> _native.KvCache:
+    """A cache with so many pages, and with as many states of recurrent layers as are affordable."""
+    return _native.KvCache(decoder, pages, _states(decoder), _slots(decoder))
+
+
+def _states(decoder: _native.Decoder) -> int:
     """The number of sequences with recurrent states, which take a quarter of free memory."""
     cache = _native.KvCache(decoder, 1)
     if not cache.has_states:
@@ -20,7 +25,7 @@ def states(decoder: _native.Decoder) -> int:
     return max(_LEAST_STATES, min(_MOST_STATES, available // 4 // cache.state_bytes))
 
 
-def slots(decoder: _native.Decoder) -> int:
+def _slots(decoder: _native.Decoder) -> int:
     """The number of states cached for later sequences, which take an eighth of free memory."""
     cache = _native.KvCache(decoder, 1)
     available = _native.usable_memory()

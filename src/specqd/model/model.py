@@ -158,8 +158,7 @@ class Model(_native.ModelForward):
         )
         longest = config.max_positions
         pages = cache_size.pages(decoder, longest, cache_positions, cache_bytes, promised_bytes)
-        states, slots = cache_size.states(decoder), cache_size.slots(decoder)
-        cache = _native.KvCache(decoder, pages, states, slots)
+        cache = cache_size.cache(decoder, pages)
         return cls(config, weights, decoder, machine, cache, precision)
 
     def reopened(
@@ -179,10 +178,30 @@ class Model(_native.ModelForward):
 
     def as_draft(self) -> "Model":
         """The same model in fp4 precision, with the same weights and cache."""
-        parts = self.config, self.weights, self.decoder, self.machine, self.cache
-        draft = Model(*parts, Precision.FP4, exact=self)
+        draft = self._over(self.cache, Precision.FP4, exact=self)
         draft.prompt_store = self.prompt_store  # heads below it need its identity
         return draft
+
+    def for_chain(self) -> "Model":
+        """The same model with the same weights and cache, for one more chain of levels: its
+        sequences and its settings as a draft are its own."""
+        other = self._over(self.cache, self.precision)
+        other.prompt_store = self.prompt_store
+        if self.prompt_store is not None:
+            other.keep_pages(self.prompt_store)
+        return other
+
+    def with_own_cache(self, precision: Precision, most_pages: int, promised_bytes: int) -> "Model":
+        """The same weights in this precision, with a cache of their own: of at most so many pages,
+        as far as memory suffices once others take theirs."""
+        pages = cache_size.affordable_pages(self.decoder, most_pages, promised_bytes)
+        return self._over(cache_size.cache(self.decoder, pages), precision)
+
+    def _over(
+        self, cache: _native.KvCache, precision: Precision, exact: "Model | None" = None
+    ) -> "Model":
+        parts = self.config, self.weights, self.decoder, self.machine
+        return Model(*parts, cache, precision, exact)
 
     @property
     def cache_positions(self) -> int:
