@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from specqd import LLM, SamplingParams, _native
 from specqd.engine.engine import Engine
 from specqd.engine.generation import Generation, GenerationRequest
-from specqd.errors import MachineError, RequestError
+from specqd.errors import CacheFullError, MachineError, RequestError
 from support.engines import preempt_at_random
 from support.families import FAMILY_SHAPES
 from support.random_models import Shape, make_model
@@ -251,3 +251,25 @@ def test_generate_preempts_and_equals_each_prompt_alone(
     assert tight.engine.scheduler.preemptions > 0
     for prompt, result in zip(prompts, results, strict=True):
         assert result.tokens == plain.generate([prompt], params)[0].tokens
+
+
+def test_log_probabilities_get_the_pages_of_running_texts(
+    plain: LLM, rng: np.random.Generator
+) -> None:
+    small = LLM(plain.directory, "none", threads=1, cache_positions=6 * PAGE)
+    prompts = [prompt_of(rng, 20) for _ in range(2)]
+    params = SamplingParams(max_tokens=100, temperature=0.8, seed=3, ignore_eos=True)
+    streams = [small.stream(prompt, params) for prompt in prompts]
+    for stream in streams:
+        next(stream)
+    ids = prompt_of(rng, 6 * PAGE)
+    np.testing.assert_array_equal(small.logprobs(ids), plain.logprobs(ids))
+    assert small.engine.scheduler.preemptions == 2
+    next(streams[0])
+    with pytest.raises(CacheFullError, match="of 384 positions is full"):
+        small.logprobs([*ids, 1])
+    assert small.engine.scheduler.preemptions == 2
+    for stream, prompt in zip(streams, prompts, strict=True):
+        list(stream)
+        assert stream.result is not None
+        assert stream.result.tokens == plain.generate([prompt], params)[0].tokens

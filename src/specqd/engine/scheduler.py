@@ -23,7 +23,7 @@ class Scheduler:
 
     A sequence is admitted when the cache has pages for its prompt and some more tokens. If a round
     might not find pages for all, the newest sequences are preempted: they go back to the head of
-    the queue and are prefilled again later. The oldest is never preempted, so every sequence ends.
+    the queue and are prefilled again later. No round preempts the oldest, so every sequence ends.
     None of this changes a bit of the output.
     """
 
@@ -45,11 +45,23 @@ class Scheduler:
     def preempt(self) -> None:
         """Preempts the newest until the cache has all pages that a round may need."""
         while len(self.running) > 1 and not self.has_pages(_ROUND_POSITIONS):
-            generation = self.running.pop()
-            self._release(generation)
-            self.waiting.appendleft(generation)
-            generation.preemptions += 1
-            self.preemptions += 1
+            self._preempt_newest()
+
+    def make_room(self, positions: int) -> None:
+        """Preempts the newest, and if need be all, until a forward between two rounds finds pages
+        for one more sequence of so many positions. Preempts none if there can never be so many."""
+        cache, pages = self._model.cache, -(-positions // _native.PAGE_POSITIONS)
+        lacks_state = cache.has_states and not cache.free_states
+        while self.running and (cache.free_pages < pages <= cache.total_pages or lacks_state):
+            self._preempt_newest()
+            lacks_state = cache.has_states and not cache.free_states
+
+    def _preempt_newest(self) -> None:
+        generation = self.running.pop()
+        self._release(generation)
+        self.waiting.appendleft(generation)
+        generation.preemptions += 1
+        self.preemptions += 1
 
     def admit(self) -> list[Generation]:
         """Starts sequences while the batch has room and the cache has pages for all; returns

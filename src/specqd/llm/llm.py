@@ -285,6 +285,7 @@ class LLM:
         """Log-probabilities of the next token after each of the `token_ids`: float32 [n, vocab]."""
         ids = inputs.token_ids("token_ids", token_ids)
         with self.turns.alone(is_long=True):
+            self.engine.scheduler.make_room(len(ids))
             logits = self.model.logits(ids)
             isa = self.model.machine.isa
         return np.stack([_native.log_softmax(row, isa) for row in logits])
