@@ -249,6 +249,29 @@ def test_a_draft_that_takes_turns_with_others_pays_for_what_it_must_read() -> No
     assert worth_after_others() == pytest.approx(before, rel=0.05)
 
 
+def test_only_texts_that_end_say_how_long_texts_usually_are() -> None:
+    """What a drafter must read first pays less in a shorter text."""
+    draft = Level(TimedModel(TARGET).takes(clock := Clock(), 0.05, 0.03), NoDraft(), clock=clock)
+    draft.measure()
+
+    def worth(of: Sequence) -> float:
+        [(worth, _)] = draft.values([DraftRequest(of, 10, 0.15)])
+        return worth
+
+    def release_short_texts(*, is_preempted: bool) -> float:
+        for _ in range(30):
+            short = Sequence([1, 2, 3], _native.Sampler(), 2)
+            worth(short)
+            short.is_preempted = is_preempted
+            draft.release(short)
+        return worth(long)
+
+    long = Sequence([5] * 25, _native.Sampler(), 24)
+    before = worth(long)
+    assert release_short_texts(is_preempted=True) == before > 0
+    assert release_short_texts(is_preempted=False) < before
+
+
 def test_a_drafter_reads_a_long_text_of_others_in_parts() -> None:
     """Else its verifier would wait for 400 rows."""
     clock = Clock()

@@ -7,7 +7,7 @@ import pytest
 
 from specqd._native import DraftRequest, Level, NoDraft
 from support.fake_model import FakeModel, Rule
-from test_level import TARGET, VOCABULARY, new_sequence, new_tokens, plain
+from test_level import TARGET, VOCABULARY, Scripted, new_sequence, new_tokens, plain
 
 
 class Alternating:
@@ -55,6 +55,34 @@ class Forbidding:
 
     def accept(self, token: int) -> None:
         pass
+
+
+class Ending:
+    """Nothing may follow the first `allowed` tokens of a proposal."""
+
+    def __init__(self, allowed: int) -> None:
+        self.allowed = allowed
+
+    def masks(self, proposal: SequenceOf[int]) -> np.ndarray:
+        rows = np.full((len(proposal) + 1, VOCABULARY // 32), 0xFFFFFFFF, np.uint32)
+        rows[self.allowed :] = 0
+        return rows
+
+    def accept(self, token: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("allowed", "accepted"), [(0, 0), (2, 2), (4, 4), (5, 4)])
+def test_all_accepted_tokens_count_where_no_token_may_follow(allowed: int, accepted: int) -> None:
+    level = Level(FakeModel(TARGET), drafter := Scripted(TARGET))
+    sequence = new_sequence()
+    new_tokens(level, [sequence], 1)
+    before = level.stats.accepted
+    sequence.grammar = Ending(allowed)
+    [step] = level.advance([DraftRequest(sequence, 5)])
+    assert drafter.asked[-1] == step.drafted == 4
+    assert (len(step.tokens), step.accepted) == (allowed, accepted)
+    assert level.stats.accepted - before == accepted
 
 
 def test_nothing_is_returned_where_nothing_is_allowed() -> None:

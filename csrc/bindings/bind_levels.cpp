@@ -179,6 +179,7 @@ void bind_requests(nb::module_& m) {
           "drafted", &Proposal::drafted,
           "From a verifier: the number of tokens of the proposal that it verified, whether they\n"
           "were accepted or rejected.")
+      .def_ro("accepted", &Proposal::accepted, "From a verifier: those of them it accepted.")
       .def(
           "depths_of",
           [](const Proposal& proposal, const TokenList& verified) {

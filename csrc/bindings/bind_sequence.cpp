@@ -116,6 +116,7 @@ void bind_tokens(nb::module_& m) {
       .def_rw("stop_ids", &Sequence::stop_ids)
       .def_rw("cache_salt", &Sequence::cache_salt)
       .def_rw("reuses_prefixes", &Sequence::reuses_prefixes)
+      .def_rw("is_preempted", &Sequence::is_preempted)
       .def_rw("key", &Sequence::key)
       .def_prop_ro("num_accepted", &Sequence::num_accepted)
       .def_prop_rw(

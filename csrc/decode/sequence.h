@@ -64,6 +64,7 @@ struct Sequence {
   std::set<int32_t> stop_ids;
   uint64_t cache_salt = 0;      // only sequences with equal salts share keys and values
   bool reuses_prefixes = true;  // may begin with pages that others have published
+  bool is_preempted = false;    // if it is released, it will begin again
   int64_t key;                  // unique
   size_t num_guesses = 0;
 

@@ -54,7 +54,8 @@ struct Proposal {
   std::vector<int32_t> depths{};  // by token: members of the chain above its author; or none
   int64_t probe_from = kNever;    // tokens from here on did not seem to pay, and were tried
   double reached = 1.0;           // the chance that all tokens are accepted, as the drafter has it
-  int64_t drafted = 0;            // of a verifier: tokens of the proposal that it verified
+  // Of a verifier: tokens of the proposal that it verified, and those that it sampled itself.
+  int64_t drafted = 0, accepted = 0;
 
   bool is_empty() const { return tokens.empty(); }
 

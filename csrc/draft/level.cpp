@@ -36,8 +36,10 @@ void Level::release(const std::shared_ptr<Sequence>& sequence) {
   const auto made = static_cast<double>(std::ssize(sequence->tokens) - sequence->prompt_length);
   // A level that stands in two places hears of the end twice; the first time it knows the sequence.
   if (known_.erase(sequence->key) > 0) {
-    costs_.end_text();
-    usual_tokens_ += kRecent * (made - usual_tokens_);
+    if (!sequence->is_preempted) {
+      costs_.end_text();
+      usual_tokens_ += kRecent * (made - usual_tokens_);
+    }
     model_.publish(sequence);
   }
   drafter_->release(sequence);
@@ -359,6 +361,7 @@ std::vector<Proposal> Level::verify(std::span<const DraftRequest> requests,
     if (!readings[i].is_last) continue;
     auto [tokens, probabilities] = model_.verify(row, proposals[i].tokens, requests[i].sequence);
     result.drafted = std::ssize(proposals[i].tokens);
+    result.accepted = std::ranges::mismatch(tokens, proposals[i].tokens).in1 - tokens.begin();
     result.depths = proposals[i].depths_of(tokens);
     result.tokens = std::move(tokens);
     result.confidences = std::move(probabilities);
@@ -373,7 +376,7 @@ void Level::observe(std::span<const DraftRequest> requests, std::span<const Read
   for (size_t i = 0; i < requests.size(); ++i) {
     const auto drafted = static_cast<size_t>(results[i].drafted);
     if (drafted == 0) continue;
-    const size_t made = results[i].tokens.size(), accepted = made == 0 ? 0 : made - 1;
+    const auto accepted = static_cast<size_t>(results[i].accepted);
     readings[i].context->record(requests[i].sequence->tokens.size() + accepted, {});
     stats.count(drafted, accepted);
     drafter_->observe(requests[i], proposals[i], accepted);

@@ -506,6 +506,12 @@ class Sequence:
     def reuses_prefixes(self, arg: bool, /) -> None: ...
 
     @property
+    def is_preempted(self) -> bool: ...
+
+    @is_preempted.setter
+    def is_preempted(self, arg: bool, /) -> None: ...
+
+    @property
     def key(self) -> int: ...
 
     @key.setter
@@ -788,6 +794,10 @@ class Proposal:
         From a verifier: the number of tokens of the proposal that it verified, whether they
         were accepted or rejected.
         """
+
+    @property
+    def accepted(self) -> int:
+        """From a verifier: those of them it accepted."""
 
     def depths_of(self, verified: _Sequence[int]) -> list[int]:
         """

@@ -278,7 +278,7 @@ class Engine:
         before = generation.count
         generation.prompt_read = sequence.prompt_length
         if result.drafted:
-            generation.acceptance.add(result.drafted, max(len(verified) - 1, 0))
+            generation.acceptance.add(result.drafted, result.accepted)
         try:
             if not verified:
                 raise RequestError(

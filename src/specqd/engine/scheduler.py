@@ -58,6 +58,7 @@ class Scheduler:
 
     def _preempt_newest(self) -> None:
         generation = self.running.pop()
+        generation.sequence.is_preempted = True
         self._release(generation)
         self.waiting.appendleft(generation)
         generation.preemptions += 1
@@ -82,6 +83,7 @@ class Scheduler:
                 self._model.release(generation.sequence)
                 self.waiting.appendleft(generation)
                 break
+            generation.sequence.is_preempted = False
             if not generation.preemptions:
                 self._count_cached(generation, cached)
         self.waiting.extendleft(reversed(followers))
