@@ -71,7 +71,7 @@ def check_refusal(read: Callable[[Any], object], body: dict[str, Any], field: st
         ("prompt[1]", {"prompt": ["a", 3]}),
         ("prompt", {"prompt": [1, True]}),
         ("max_tokens", {"max_tokens": "7"}),
-        ("max_tokens", {"max_tokens": 0}),
+        ("max_tokens", {"max_tokens": -1}),
         ("temperature", {"temperature": float("nan")}),
         ("temperature", {"temperature": True}),
         ("n", {"n": 0}),

@@ -212,7 +212,7 @@ def test_results_of_calls_get_the_name_of_their_function() -> None:
 def test_an_echo_with_logprobs_scores_the_prompt_and_may_have_no_new_tokens() -> None:
     request = completion_request({"prompt": "ab", "echo": True, "logprobs": 3, "max_tokens": 0})
     assert (request.params.prompt_logprobs, request.params.max_tokens) == (3, 1)
-    assert request.is_only_echo
+    assert request.is_only_prompt
     assert request.is_prompt_scored
     request = completion_request({"prompt": "ab", "echo": True})
     assert not request.is_prompt_scored

@@ -179,6 +179,21 @@ def test_a_streamed_echo_joins_to_the_whole_one(client: Any, rng: np.random.Gene
             assert found == list(expected)
 
 
+def test_a_completion_of_no_tokens_only_reads_the_prompt(client: Any, llm: LLM) -> None:
+    asked = {"model": "small", "prompt": "k" * 150, "max_tokens": 0}
+    whole = client.completions.create(**asked)
+    [choice] = whole.choices
+    assert (choice.text, choice.finish_reason) == ("", "length")
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (
+        len(llm.encode(asked["prompt"])),
+        0,
+    )
+    chunks = [chunk.choices[0] for chunk in client.completions.create(**asked, stream=True)]
+    assert [(each.text, each.finish_reason) for each in chunks] == [("", "length")]
+    again = client.completions.create(**asked)
+    assert again.usage.prompt_tokens_details.cached_tokens >= 128
+
+
 def test_a_batch_file_scores_prompts(llm: LLM, tmp_path: Path, rng: np.random.Generator) -> None:
     prompt = rng.integers(0, 256, 70).tolist()
     body = {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 0}

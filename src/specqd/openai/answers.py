@@ -28,7 +28,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int = 0
     cached_prompt_tokens: int | None = None  # None: omitted from the answer
-    is_only_echo: bool = False  # the new text is omitted, so its tokens do not count
+    is_only_prompt: bool = False  # the new text is omitted, so its tokens do not count
 
     @classmethod
     def of(cls, prepared: Prepared, *, cached_prompt_tokens: int | None = None) -> "Usage":
@@ -37,12 +37,12 @@ class Usage:
         return cls(
             sum(map(len, prepared.prompts)),
             cached_prompt_tokens=cached_prompt_tokens,
-            is_only_echo=isinstance(request, CompletionRequest) and request.is_only_echo,
+            is_only_prompt=isinstance(request, CompletionRequest) and request.is_only_prompt,
         )
 
     def described(self) -> Json:
         """Returns OpenAI's `usage` object."""
-        completion_tokens = 0 if self.is_only_echo else self.completion_tokens
+        completion_tokens = 0 if self.is_only_prompt else self.completion_tokens
         usage: Json = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": completion_tokens,
@@ -219,7 +219,7 @@ class CompletionForm:
         return choice | self._extras.of_whole(update, prompt)
 
     def _choice(self, update: Update) -> Json:
-        if self._request.is_only_echo:
+        if self._request.is_only_prompt:
             nothing = replace(update, text="", tokens=[], logprobs=[], origins=[])
             update = replace(nothing, finish_reason="length")
         text = update.text

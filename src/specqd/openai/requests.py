@@ -53,7 +53,7 @@ class CompletionRequest:
     params: SamplingParams
     options: Options = field(default_factory=Options)
     has_echo: bool = False  # the answer's text begins with the prompt
-    is_only_echo: bool = False  # max_tokens is 0: the one token that the engine makes is omitted
+    is_only_prompt: bool = False  # max_tokens is 0: the one token that the engine makes is omitted
     suffix: str | None = None  # the text that follows the middle, which is to be filled
 
     @property
@@ -228,7 +228,7 @@ def completion_request(body: object) -> CompletionRequest:
     fields = Fields.of(body, _COMPLETION)
     logprobs = fields.whole("logprobs", 0, MOST_LOGPROBS)
     has_echo = fields.flag("echo")
-    most = _most_tokens(fields, 0 if has_echo else 1)
+    most = _most_tokens(fields, 0)
     params = sampling_params(fields, _COMPLETION_TOKENS if most is None else max(most, 1), logprobs)
     options = options_of(fields)
     if has_echo:
