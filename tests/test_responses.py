@@ -214,6 +214,21 @@ def test_a_cut_response_is_incomplete(served: Served) -> None:
     assert kinds_of(events_of(served, RESPONSES, body))[-1] == "incomplete"
 
 
+def test_a_whole_call_is_complete_in_a_cut_response(served: Served) -> None:
+    most = ask(served, "B").usage.output_tokens
+    found = set()
+    for left in range(1, most):
+        response = ask(served, "B", max_output_tokens=most - left)
+        assert response.status == "incomplete"
+        call = response.output[-1]
+        if call.type != "function_call":
+            break
+        is_whole = call.arguments == json.dumps(CITY, ensure_ascii=False)
+        assert call.status == ("completed" if is_whole else "incomplete")
+        found.add(is_whole)
+    assert found == {True, False}
+
+
 def test_reasoning_is_an_item_before_the_answer(tmp_path: Path, seed: int) -> None:
     marks = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>")
     texts = {"a": "<|channel|>analysis<|message|>Well now.<|end|>"}

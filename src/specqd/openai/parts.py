@@ -14,7 +14,7 @@ from specqd.text.parts import Part, PartReader, Thought
 from specqd.text.tool_reader import CallPiece
 
 Kind = Literal["thought", "text", "call"]
-Step = Literal["begin", "more", "end", "cut"]  # cut: the text ends within the block
+Step = Literal["begin", "more", "end", "cut"]  # cut: max_tokens ends the text within the block
 
 
 def reader_of(prepared: Prepared) -> PartReader:
@@ -64,7 +64,12 @@ class BlockReader:
         if update.finish_reason is not None:
             if not self._count:
                 yield from self._begin("text", "", -1)
-            yield from self._end("cut" if update.finish_reason == "length" else "end")
+            is_cut = update.finish_reason == "length" and not self._is_whole_call()
+            yield from self._end("cut" if is_cut else "end")
+
+    def _is_whole_call(self) -> bool:
+        """Returns whether the open block is a call that is complete."""
+        return self._open is not None and -1 < self._open[1] < self._reader.num_calls
 
     def _begin(self, kind: Kind, name: str, number: int) -> Iterator[tuple[Step, Block, str]]:
         block = Block(self._count, kind, name)

@@ -33,9 +33,14 @@ class PartReader:
             self._tools = ToolReader(set(names), is_tagged=form.is_tagged, opener=form.opener)
 
     @property
+    def num_calls(self) -> int:
+        """The number of complete calls in the text so far."""
+        return 0 if self._tools is None else self._tools.num_calls
+
+    @property
     def has_calls(self) -> bool:
         """Whether the text so far has a complete call."""
-        return self._tools is not None and self._tools.num_calls > 0
+        return self.num_calls > 0
 
     def read(self, text: str, *, is_last: bool) -> list[Part]:
         """Returns the parts that this text made final. is_last: no text follows."""
