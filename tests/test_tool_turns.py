@@ -13,6 +13,7 @@ from specqd.errors import RequestError
 from specqd.llm.chats import Chat
 from specqd.openai.requests import chat_request
 from specqd.openai.responses_requests import responses_request
+from specqd.server.bodies import tokenize_request
 from specqd.text.messages import Message
 from specqd.text.single_calls import one_by_one
 from specqd.text.tokenizer import Tokenizer
@@ -109,6 +110,8 @@ def test_all_apis_make_the_same_prompt(single: Tokenizer) -> None:
     )
     texts = {single.decode(chat.encoded(single)[0]) for chat in chats}
     assert texts == {prompts_of(single, CONVERSATION, tools=TOOLS)}
+    ids = tokenize_request({"messages": CONVERSATION}).encoded(single)
+    assert single.decode(ids) == prompts_of(single, CONVERSATION)
 
 
 def test_a_template_that_takes_several_calls_gets_them_in_one_message(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 from specqd.config.fields import Fields, LenientObject
 from specqd.errors import FieldError
-from specqd.openai.requests import messages_of
+from specqd.openai.requests import ChatRequest, messages_of
+from specqd.sampling import SamplingParams
 from specqd.server.problems import refused
 from specqd.text.json_text import check_characters, place_of, read_json
 from specqd.text.tokenizer import Tokenizer
@@ -60,7 +61,10 @@ class TokenizeRequest:
         """Returns the token ids. Raises RequestError or TokenizerError."""
         if isinstance(self.content, str):
             return tokenizer.encode(self.content, add_special_tokens=self.add_special_tokens)
-        return tokenizer.chat(self.content, add_generation_prompt=self.add_generation_prompt)
+        variables = {"add_generation_prompt": self.add_generation_prompt}
+        chat = ChatRequest(self.content, SamplingParams(), template_variables=variables)
+        [ids] = chat.encoded(tokenizer)
+        return ids
 
 
 @dataclass(frozen=True, slots=True)
