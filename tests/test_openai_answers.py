@@ -12,6 +12,7 @@ from specqd.openai.requests import Prepared, chat_request, completion_request
 from specqd.text.token_texts import spelled
 from specqd.text.tokenizer import Tokenizer
 from specqd.text.tool_calls import CallForm
+from support.small_tokenizers import BUILT
 
 TEXT = "aé€b"  # characters of one, two, three and one token
 
@@ -46,6 +47,24 @@ def test_tokens_have_their_spelling_and_text_offset(tokenizer: Tokenizer, seed: 
         ("bytes:\\xac", 2),
         ("b", 3),
     ]
+
+
+@pytest.mark.parametrize("times", [1, 9000])
+def test_tokens_of_an_echo_begin_in_the_text_that_spells_out_special_ones(times: int) -> None:
+    tokenizer = BUILT["byte_level"]
+    prompt = "a</s>é" * times
+    body = {"prompt": prompt, "echo": True, "logprobs": 0}
+    prepared = Prepared.of(completion_request(body), tokenizer)
+    [[_, *ids]], form = prepared.prompts, form_of(prepared, tokenizer, "key")
+    known = [TokenLogprob(token, -1.0) for token in ids]
+    new = tokenizer.encode("b", add_special_tokens=False)
+    logprobs = [TokenLogprob(token, -1.0) for token in new]
+    update = Update(0, "b", new, logprobs, "length", None, prompt_logprobs=known)
+    choice = form.whole(update)
+    assert choice["text"] == f"{prompt}b"
+    begin, *offsets, end = choice["logprobs"]["text_offset"]
+    assert (begin, end) == (0, len(prompt))
+    assert offsets[-4:] == [len(prompt) - 6, len(prompt) - 5, *(len(prompt) - 1,) * 2]
 
 
 def test_an_infinite_logprob_is_written_as_minus_9999_like_openais(tokenizer: Tokenizer) -> None:

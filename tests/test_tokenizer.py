@@ -247,6 +247,17 @@ def test_long_texts_get_the_ids_of_the_library(name: str) -> None:
     assert BUILT[name].encode(text) == ids
 
 
+@pytest.mark.parametrize("name", BUILT)
+def test_each_token_has_a_place_in_its_text(name: str) -> None:
+    tokenizer = BUILT[name]
+    for text in ("", "ab</s>c", " a  é b", "<s>日本"):
+        places = tokenizer.places(text)
+        assert len(places) == len(tokenizer.encode(text))
+        assert places == sorted(places)
+        assert places[0] == 0
+        assert places[-1] <= len(text)
+
+
 def test_the_first_difference_is_the_lowest_id_with_different_text() -> None:
     ours = BUILT["byte_fallback_bpe"]
     changed = json.loads(byte_fallback_bpe().to_str())

@@ -245,27 +245,35 @@ class CompletionForm:
         """
         written: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         if update.sample not in self._places:
-            length = 0
+            length, prompt = 0, self._prompt_of(update.sample)
             if self._request.is_prompt_scored:
-                first = self._prompts[self._prompt_of(update.sample)][0]
-                places = Places(self._tokenizer.stream())
-                written["tokens"].append(spelled(self._tokenizer, first))
+                written["tokens"].append(spelled(self._tokenizer, self._prompts[prompt][0]))
                 written["token_logprobs"].append(None)
                 written["top_logprobs"].append(None)
-                written["text_offset"].append(places.next(first))
-                self._write(written, update.prompt_logprobs, places)
+                self._write(written, update.prompt_logprobs)
+                written["text_offset"] += self._places_in_echo(prompt)
                 length = len(self._echo(update.sample))
-            stream = self._tokenizer.stream(after=self._prompts[self._prompt_of(update.sample)])
+            stream = self._tokenizer.stream(after=self._prompts[prompt])
             self._places[update.sample] = Places(stream, length)
-        self._write(written, update.logprobs, self._places[update.sample])
+        self._write(written, update.logprobs)
+        places = self._places[update.sample]
+        written["text_offset"] += [places.next(each.token) for each in update.logprobs]
         return written
 
-    def _write(self, written: Json, logprobs: Sequence[TokenLogprob], places: Places) -> None:
+    def _write(self, written: Json, logprobs: Sequence[TokenLogprob]) -> None:
         for each in logprobs:
             written["tokens"].append(spelled(self._tokenizer, each.token))
             written["token_logprobs"].append(_finite(each.logprob))
             written["top_logprobs"].append(self._top(each))
-            written["text_offset"].append(places.next(each.token))
+
+    def _places_in_echo(self, prompt: int) -> list[int]:
+        """Returns where the tokens of a prompt begin: in its text, which may spell out special
+        tokens, or in that of its ids, which omits them."""
+        given = self._request.prompts[prompt]
+        if isinstance(given, str):
+            return self._tokenizer.places(given)
+        places = Places(self._tokenizer.stream())
+        return [places.next(token) for token in given]
 
     def _top(self, each: TokenLogprob) -> dict[str, float]:
         """Returns the most likely tokens and, as OpenAI does, the token itself."""

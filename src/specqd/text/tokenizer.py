@@ -173,13 +173,33 @@ class Tokenizer:
         transformers 5, tokenizer.json overrides the settings `add_bos_token` and `add_eos_token`.
         Raises RequestError for a lone surrogate, TokenizerError if the library fails.
         """
+        return list(self._encoding(text, add_special_tokens).ids)
+
+    def places(self, text: str) -> list[int]:
+        """Returns where the tokens of `encode(text)` begin in the text, in characters.
+
+        All tokens of one character begin where it does. A token that is not in the text begins
+        where the next one does.
+
+        Raises the errors of `encode`.
+        """
+        places, end = [], 0
+        for first, last in self._encoding(text, has_offsets=True).offsets:
+            # Some tokenizers leave a space out of the token that begins with it.
+            places.append(min(first, end) if first < last else end)
+            end = max(end, last)
+        return places
+
+    def _encoding(
+        self, text: str, add_special_tokens: bool = True, *, has_offsets: bool = False
+    ) -> tokenizers.Encoding:
+        """has_offsets: the encoding knows them, which takes longer."""
         try:
             if len(text) < _LONG_TEXT:
-                return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
-            [encoding] = self._backend.encode_batch_fast(
-                [text], add_special_tokens=add_special_tokens
-            )
-            return list(encoding.ids)
+                return self._backend.encode(text, add_special_tokens=add_special_tokens)
+            encode = self._backend.encode_batch if has_offsets else self._backend.encode_batch_fast
+            [encoding] = encode([text], add_special_tokens=add_special_tokens)
+            return encoding
         except (UnicodeError, TypeError) as error:  # the library raises either for a surrogate
             problem = "the text is not valid Unicode (a lone surrogate); remove it"
             raise RequestError(problem) from error
