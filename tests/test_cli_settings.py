@@ -134,6 +134,29 @@ def test_a_value_of_another_type_is_refused(settings: Settings, refuse: Refuse, 
     assert f"{path}: {line.partition(' ')[0]}: " in refuse("generate", "-p", "ab")
 
 
+def test_a_value_for_all_commands_is_refused_by_those_that_do_not_take_it(
+    settings: Settings, run: Run
+) -> None:
+    path = settings('draft = ["fp4", "ngram"]\n')
+    assert parsed("generate")["draft"] == ("fp4", "ngram")
+    status, _, err = run("bench", "head", "a", "b", "--prompts", path)
+    assert (status, "draft: ['fp4', 'ngram'] is no value" in err) == (1, True)
+
+
+def test_a_flag_of_some_commands_names_no_file_of_others(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings("json = true\n")
+    monkeypatch.setenv("SPECQD_JSON", "1")
+    assert parsed("inspect")["is_json"]
+    bench = app.commands["bench"]
+    assert isinstance(bench, click.Group)
+    given = read_settings(app)["bench"]["bandwidth"]
+    command = bench.commands["bandwidth"]
+    with command.make_context("bandwidth", [], default_map=given) as context:
+        assert context.params["json_file"] is None
+
+
 def test_a_whole_number_is_not_cut_from_another_one(settings: Settings) -> None:
     settings("seed = 1.5")
     with pytest.raises(click.BadParameter, match=r"1\.5"):

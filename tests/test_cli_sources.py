@@ -45,8 +45,10 @@ def command_at(path: tuple[str, ...]) -> click.Command:
 
 
 def has_sources(parameter: click.Parameter) -> bool:
-    """Whether variables and the file may set it: all options, and MODEL where it has a default."""
+    """Whether variables and the file may set it: all options but files of measurements, and MODEL
+    where it has a default."""
     is_option = isinstance(parameter, click.Option) and parameter.expose_value
+    is_option &= parameter.name != "json_file"
     return is_option or isinstance(parameter, Model)
 
 

@@ -15,7 +15,7 @@ from click.core import ParameterSource
 
 from specqd.cli.peers import COMMANDS, refused_commands, refused_options
 from specqd.cli.settings import all_names, settings_file
-from specqd.errors import SpecqdError, SpecqdWarning
+from specqd.errors import ConfigError, SpecqdError, SpecqdWarning
 
 if TYPE_CHECKING:
     from click.parser import _OptionParser
@@ -103,6 +103,9 @@ class Command(click.Command):
         return [*super().get_params(ctx), *self._refused]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for value in (ctx.default_map or {}).values():
+            if isinstance(value, ConfigError) and not ctx.resilient_parsing:
+                raise value
         try:
             rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:  # suggests none of the refused options

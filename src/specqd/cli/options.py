@@ -106,6 +106,7 @@ json_option = click.option(
     "--json",
     "json_file",
     type=OutPath(allow_dash=True),
+    envvar="",  # neither variables nor the file set it, which set the flag --json of other commands
     help="Also write the results to this file, as JSON; -: to standard output.",
 )
 

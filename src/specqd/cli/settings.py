@@ -32,7 +32,8 @@ def home_directory() -> Path:
 
 def read_settings(app: click.Group) -> dict[str, Any]:
     """Click's `default_map` of the commands. Empty without a file, unless one is named; raises
-    ConfigError."""
+    ConfigError. In place of a value for all commands that one does not take, it has the error for
+    that one."""
     path = settings_file()
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -89,10 +90,16 @@ def _command(
         if _word(key) not in words:
             problem = f"{shown(key)} is no option of {name}{_near(key, words)}"
             raise ConfigError(f"{path}: [{name}]: {problem}")
-    found = {}
-    for key, value in (*shared.items(), *own.items()):
+    found: dict[str, Any] = {}
+    for key, value in shared.items():
         if parameter := words.get(_word(key)):
-            found[parameter.name] = _value(path, key, parameter, value)
+            try:
+                found[parameter.name] = _value(path, key, parameter, value)
+            except ConfigError as error:  # other commands may take it
+                found[parameter.name] = error
+    for key, value in own.items():
+        parameter = words[_word(key)]
+        found[parameter.name] = _value(path, key, parameter, value)
     return found
 
 
@@ -125,7 +132,7 @@ def _words(command: click.Command) -> dict[str, click.Parameter]:
     only MODEL has a name here, and only if it has a default."""
     words: dict[str, click.Parameter] = {}
     for parameter in command.params:
-        if parameter.expose_value and parameter.envvar is not None:
+        if parameter.expose_value and parameter.envvar:
             names = [*parameter.opts, *getattr(parameter, "also", ())]  # not --no-think
             words |= {_word(name): parameter for name in names}
     return words
