@@ -1,8 +1,11 @@
 """Options under other programs' names, refused ones, and what commands make of their words."""
 
 import os
+import shlex
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -258,23 +261,45 @@ def test_the_summary_tells_the_end(small_model: Path, run: Run) -> None:
     assert stopped.endswith(", stopped: stop text\n")
 
 
-def test_the_shell_completes_options_and_models() -> None:
-    def complete(words: str, count: int) -> list[str]:
-        asked = {"_SPECQD_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(count)}
-        code = "import sys; from specqd.cli import main; sys.argv = ['specqd']; sys.exit(main())"
-        ran = subprocess.run(
-            [sys.executable, "-c", code],
-            env=os.environ | asked,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return ran.stdout.split()
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[str]]:
+    """What Bash offers at the end of a line, in place of what follows the last break of its words;
+    `file` or `dir` if it looks for files itself."""
+    if shutil.which("bash") is None:
+        pytest.skip("needs Bash")
+    folder = tmp_path_factory.mktemp("bin")
+    program, script = folder / "specqd", folder / "script"
+    code = "import sys; from specqd.cli import main; sys.argv[0] = 'specqd'; sys.exit(main())"
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c "{code}" "$@"\n')
+    program.chmod(0o755)
+    places = os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    given = {"_SPECQD_COMPLETE": "bash_source"}
+    script.write_bytes(subprocess.check_output([program], env=places | given))
+    asked = (
+        'compopt() { echo "$2"; }; . "$0"; COMP_LINE=$1; COMP_POINT=${#1}; '
+        '_specqd_completion specqd; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
 
-    assert "plain,generate" in complete("specqd g", 1)
-    assert complete("specqd generate --tempe", 2) == ["plain,--temperature"]
-    assert complete("specqd generate qwen3:0", 2) == ["plain,qwen3:0.6b"]
-    assert complete("specqd generate ./m", 2) == ["file,./m"]
+    def run(line: str, breaks: str = " =:") -> list[str]:
+        prefix = f"COMP_WORDBREAKS='{breaks}'; "
+        command = ["bash", "--norc", "-c", prefix + asked, str(script), line]
+        return subprocess.check_output(command, env=places, text=True).split()
+
+    return run
+
+
+def test_bash_completes_commands_and_options(complete: Callable[[str], list[str]]) -> None:
+    assert "generate" in complete("specqd g")
+    assert {"chat", "serve"} <= {*complete("specqd ")}
+    assert complete("specqd generate --tempe") == ["--temperature"]
+    assert complete("specqd generate ./m") == ["default"]
+
+
+def test_bash_completes_models_after_their_colon(complete: Callable[[str], list[str]]) -> None:
+    assert "qwen3:0.6b" in complete("specqd generate qwen3")
+    assert complete("specqd generate qwen3:0") == ["0.6b"]
+    assert complete("specqd generate qwen3:0", breaks=" =") == ["qwen3:0.6b"]
+    assert complete("specqd generate --isa=neond") == ["neondot"]
 
 
 def test_no_name_is_there_twice() -> None:

@@ -11,13 +11,13 @@ import click
 
 from specqd.cli.agreement import agreement_lines, measure_agreement
 from specqd.cli.command import Command
+from specqd.cli.completion import complete_model
 from specqd.cli.draft_options import Drafting, small_options
 from specqd.cli.opening import open_llm
 from specqd.cli.options import (
     MODEL_IS,
     OUT_FILE,
     MachineChoice,
-    complete_model,
     json_option,
     limits,
     machine_options,

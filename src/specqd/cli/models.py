@@ -8,8 +8,9 @@ import click
 
 from specqd.cli import fitting
 from specqd.cli.command import Command
+from specqd.cli.completion import complete_model
 from specqd.cli.fetching import fetch
-from specqd.cli.options import Positions, complete_model, option, quiet_option
+from specqd.cli.options import Positions, option, quiet_option
 from specqd.cli.terminal import aligned, one_line, shown_bytes
 from specqd.errors import RequestError, SpecqdError
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from click.shell_completion import CompletionItem
 
 from specqd.cli.command import MODEL_OPTION, Model, ModelName, Option, keep_model
+from specqd.cli.completion import complete_model
 from specqd.cli.terminal import QUIET
 
 if TYPE_CHECKING:
@@ -185,16 +185,6 @@ def text_argument(command: Command) -> Command:
 def prompt_of(words: Sequence[str], prompt: str | None) -> str | None:
     """The text of -p, or the one after MODEL. The command refuses both."""
     return " ".join(words) if words else prompt
-
-
-def complete_model(
-    context: click.Context, parameter: click.Parameter, begun: str
-) -> list[CompletionItem]:
-    """Short names and cached models that begin so, else files."""
-    from specqd.hub import model_names
-
-    found = [CompletionItem(name) for name in model_names() if begun and name.startswith(begun)]
-    return found or [CompletionItem(begun, type="file")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import click
 
 from specqd.cli.command import Command
+from specqd.cli.completion import complete_model
 from specqd.cli.options import (
     MODEL_IS,
     MachineChoice,
-    complete_model,
     machine_options,
     quiet_option,
 )
