@@ -137,8 +137,20 @@ def allowed(mask: Any) -> list[int]:
     return [i for i in range(VOCABULARY) if mask[i // 32] >> (i % 32) & 1]
 
 
-def of_budget(budget: int | None, *, is_open: bool, has_answer: bool = True) -> ThinkingGrammar:
-    thinking = Thinking(None if is_open else OPENER, CLOSER, is_open, budget)
+def spelling(token: int) -> str:
+    """The closing mark is one token, or several."""
+    return {CLOSER: "</think>", 7: "</", 8: "think", 9: ".</th", 10: "ink>"}.get(token, "?")
+
+
+def of_budget(
+    budget: int | None,
+    *,
+    is_open: bool,
+    has_answer: bool = True,
+    closing: tuple[int, ...] = (CLOSER,),
+) -> ThinkingGrammar:
+    opener = None if is_open else OPENER
+    thinking = Thinking(opener, "</think>", closing, is_open, spelling, budget)
     return ThinkingGrammar(Counted() if has_answer else None, thinking, VOCABULARY, [EOS])
 
 
@@ -158,6 +170,23 @@ def test_the_budget_forces_the_closing_mark() -> None:
     assert [len(allowed(m)) for m in forced] == [VOCABULARY] * 3 + [1] + [VOCABULARY] * 2
     assert allowed(forced[3]) == [CLOSER]
     assert allowed(of_budget(0, is_open=True).masks([])[0]) == [CLOSER]
+
+
+def test_the_budget_forces_a_closing_mark_of_several_tokens() -> None:
+    closing = (9, 10)
+    thinking = of_budget(1, is_open=True, closing=closing)
+    masks = thinking.masks([30, *closing, 10])
+    assert [allowed(m) for m in masks[1:]] == [[9], [10], [10], [11]]
+    for token in (30, *closing):
+        thinking.accept(token)
+    assert allowed(thinking.masks([])[0]) == [10]
+
+
+def test_the_reasoning_ends_however_the_closing_mark_is_spelled() -> None:
+    for closing in ((CLOSER,), (9, 10)):
+        thinking = of_budget(None, is_open=True, closing=(7, 8, 20))
+        masks = thinking.masks([30, *closing, 10])
+        assert [allowed(m) for m in masks[-2:]] == [[10], [11]]
 
 
 def test_each_mask_of_a_proposal_is_that_of_its_prefix(rng: np.random.Generator) -> None:
@@ -276,6 +305,22 @@ def test_a_budget_in_python_has_the_same_bits_with_and_without_drafts(model: Pat
     assert len(fast.text) < len(SCRIPTS["A"])
     plain = drafted.with_draft("none").chat(ASKED, params)
     assert plain.completions == fast.completions
+
+
+def test_a_budget_ends_reasoning_whose_marks_are_no_tokens(tmp_path: Path, seed: int) -> None:
+    pytest.importorskip("llguidance", reason="needs specqd[structured]")
+    # The last character of each mark, which is a token when the mark is forced, begins the script.
+    script = SCRIPTS["A"].removeprefix("<think>")
+    llm = LLM(make_scripted_model(tmp_path / "small", {">": script}, TEMPLATE, seed), threads=1)
+    for budget, answer in ((2, script), (200, ANSWER)):
+        params = SamplingParams(max_tokens=200, temperature=0, thinking_token_budget=budget)
+        result = llm.chat(ASKED, params, opens=True)
+        assert result.reply is not None
+        assert result.reply.content == answer
+        thought = result.reply.reasoning or ""
+        assert THOUGHT.startswith(thought)
+        assert (thought == THOUGHT) == (budget == 200)
+        assert llm.with_draft(None).chat(ASKED, params, opens=True).tokens == result.tokens
 
 
 def test_a_conversation_shows_and_keeps_the_answer_alone(model: Path) -> None:

@@ -3,6 +3,7 @@
 Masks depend on tokens alone, so they do not depend on drafts.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -23,23 +24,32 @@ class Thinking:
     """The tokens around the reasoning of one prompt's answer."""
 
     opener: int | None  # None: the answer cannot begin with reasoning of its own
-    closer: int
+    closer: str
+    closing: tuple[int, ...]  # the tokens of the closing mark, as they are forced
     is_open: bool  # the prompt ends within the reasoning
+    spelling: Callable[[int], str]  # of a token; the model may write the mark in other ones
     budget: int | None = None  # most tokens of the reasoning; then the closing mark is forced
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, reasoning: Reasoning, budget: int | None) -> "Thinking":
-        """Raises FieldError if the closing mark is not one token, so that nothing can force it."""
+        """Raises FieldError if the tokenizer cannot spell the closing mark."""
         assert reasoning.marks is not None
         opener, closer = reasoning.marks
         first = tokenizer.encode(opener, add_special_tokens=False)[0]
         is_one = tokenizer.token_text(first) == opener or first in tokenizer.special_ids
-        closer_id = tokenizer.id_of(closer)
-        if closer_id is None:
-            problem = f"needs a model with a token {closer}; leave it out"
+        closing = _tokens_of(tokenizer, closer)
+        if not closing:
+            problem = f"needs a model with tokens for {closer}; leave it out"
             raise FieldError("thinking_token_budget", problem)
         may_begin = is_one and not reasoning.is_open and not reasoning.is_off
-        return cls(first if may_begin else None, closer_id, reasoning.is_open, budget)
+        opener_id = first if may_begin else None
+        return cls(opener_id, closer, closing, reasoning.is_open, tokenizer.token_text, budget)
+
+
+def _tokens_of(tokenizer: Tokenizer, mark: str) -> tuple[int, ...]:
+    """The tokens that spell a mark; none if the vocabulary has no such tokens."""
+    tokens = tuple(tokenizer.encode(mark, add_special_tokens=False))
+    return tokens if mark in "".join(map(tokenizer.token_text, tokens)) else ()
 
 
 @dataclass(slots=True)
@@ -48,12 +58,18 @@ class _Place:
     beginning, where the reasoning may follow."""
 
     thoughts: int | None
+    end: str = ""  # of the reasoning so far, which may begin the closing mark
 
     def after(self, token: int, thinking: Thinking) -> "_Place":
         """The place after one more token."""
         if self.thoughts is None or (self.thoughts < 0 and token != thinking.opener):
             return _Place(None)
-        return _Place(None if token == thinking.closer else self.thoughts + 1)
+        if self.thoughts < 0:
+            return _Place(0)
+        text = self.end + thinking.spelling(token)
+        if thinking.closer in text:
+            return _Place(None)
+        return _Place(self.thoughts + 1, text[-len(thinking.closer) :])
 
     def is_before_answer(self, token: int, thinking: Thinking) -> bool:
         """Whether this next token belongs to the reasoning or its marks."""
@@ -106,9 +122,10 @@ class ThinkingGrammar:
 
     def _restrict(self, mask: NDArray[np.uint32], thoughts: int) -> None:
         """Restricts the token that follows this number of tokens of the reasoning."""
-        if self._thinking.budget is not None and thoughts >= self._thinking.budget:
+        budget, closing = self._thinking.budget, self._thinking.closing
+        if budget is not None and thoughts >= budget:
             mask[:] = 0
-            _set(mask, self._thinking.closer)
+            _set(mask, closing[(thoughts - budget) % len(closing)])
             return
         for token in self._forbidden:
             mask[token // 32] &= ~np.uint32(1 << (token % 32))
@@ -134,7 +151,7 @@ def after_reasoning(
     """
     if reasoning is None or reasoning.marks is None or (make_answer is None and budget is None):
         return make_answer
-    if tokenizer.id_of(reasoning.marks[1]) is None and budget is None and not reasoning.is_open:
+    if budget is None and not reasoning.is_open and not _tokens_of(tokenizer, reasoning.marks[1]):
         return make_answer  # such a model answers at once
     thinking = Thinking.of(tokenizer, reasoning, budget)
 
