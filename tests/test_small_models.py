@@ -18,6 +18,7 @@ from specqd.model.model import Precision
 from specqd.model.weights import _PACKING_HEADROOM, typical_bytes
 from specqd.siblings import sibling_of
 from support.families import FAMILY_SHAPES
+from support.random_heads import HeadShape, make_head
 from support.random_models import Shape, make_model, swap_tokens
 from support.random_mtp import make_mtp_model
 from support.refusals import refused
@@ -190,6 +191,26 @@ def test_the_small_model_s_cache_leaves_the_target_its_memory(
     both = second.with_draft([str(directory / "small"), str(directory / "small:bf16")])
     levels = [each for each in both.engine.level.levels if isinstance(each, Level)]
     assert [each.model.cache.total_pages for each in levels[1:]] == [4, 2]
+
+
+def test_the_cache_of_a_head_leaves_that_of_the_small_model_its_memory(
+    directory: Path, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = make_head(tmp_path / "head", TARGET, HeadShape(), seed)
+    llm = LLM(directory / "target", "none", threads=1)
+    words = f"{directory / 'small'}|head:{head}"
+
+    def caches() -> list[KvCache]:
+        chain = llm.with_draft(words).engine.level
+        [small, below] = chain.drafter.levels[:2]
+        return [chain.model.cache, small.model.cache, below.model.cache]
+
+    of_target, of_small, of_head = caches()
+    promised = sum(each.total_pages * each.page_bytes for each in (of_target, of_small))
+    monkeypatch.setattr("specqd.llm.chains.require_memory", lambda *_: None)
+    left = promised + 2 * 5 * of_head.page_bytes
+    monkeypatch.setattr("specqd._native.usable_memory", lambda: left)
+    assert caches()[2].total_pages == 5 < of_head.total_pages
 
 
 # --- Named by the caller --------------------------------------------------------------------------

@@ -203,13 +203,13 @@ class Drafts:
         key = directory, spec.format or DraftFormat.FP4, above.decoder
         if key not in self._heads:
             self._heads[key] = _load_head(files, above, spec, building.progress)
-        name = building.name(name, above_name)
+        name, promised = building.name(name, above_name), self._cache_bytes()
         if isinstance(files, BlockFiles):
-            blocks = BlockHead(files, self._heads[key], above, spec.precision)
+            blocks = BlockHead(files, self._heads[key], above, spec.precision, promised)
             keep_prompts(blocks, above, key[1])
             blocks.draft_for(self._models[self._target].decoder)
             return BlockDrafter(blocks, length=spec.length, name=name)
-        head = Head(files, self._heads[key], above, spec.precision)
+        head = Head(files, self._heads[key], above, spec.precision, promised)
         keep_prompts(head, above, key[1])
         head.draft_for(self._models[self._target].decoder)
         return Level(head, NoDraft(), length=spec.length, name=name)
@@ -241,6 +241,11 @@ class Drafts:
             raise LoadedFormatError(f"{problem} with this draft", "draft", spec.word)
         return model
 
+    def _cache_bytes(self) -> int:
+        """Bytes of the pages of all models' caches."""
+        caches = {id(each.cache): each.cache for each in self._models.values()}
+        return sum(each.total_pages * each.page_bytes for each in caches.values())
+
     def _opened(self, directory: Path, spec: DraftSpec, building: "_Building") -> Model:
         """The loaded model, for all chains. Its cache is within the memory that those of the other
         models leave."""
@@ -249,8 +254,7 @@ class Drafts:
             return self._models[key]
         target = self._models[self._target]
         pages = target.cache.total_pages
-        caches = {id(each.cache): each.cache for each in self._models.values()}
-        promised = sum(each.total_pages * each.page_bytes for each in caches.values())
+        promised = self._cache_bytes()
         twin = next((m for (other, _), m in self._models.items() if other == directory), None)
         if twin is not None:
             model = twin.with_own_cache(spec.precision, pages, promised)

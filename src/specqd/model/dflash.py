@@ -203,10 +203,15 @@ class BlockHead(_native.BlockForward):
     """A drafter of blocks for a model: its weights are read in one precision."""
 
     def __init__(
-        self, files: BlockFiles, decoder: _native.Decoder, above: Model, precision: Precision
+        self,
+        files: BlockFiles,
+        decoder: _native.Decoder,
+        above: Model,
+        precision: Precision,
+        promised_bytes: int = 0,
     ) -> None:
         """From now on, the model above logs the features that this drafter reads."""
         self.files, self.decoder, self.precision = files, decoder, precision
-        self.cache, config = cache_below(above, decoder), files.config
+        self.cache, config = cache_below(above, decoder, promised_bytes), files.config
         is_draft, taps, ids = precision is Precision.FP4, list(files.taps), list(files.ids)
         super().__init__(decoder, self.cache, is_draft, above, taps, ids, config.block, config.mask)

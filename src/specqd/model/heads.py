@@ -300,11 +300,16 @@ class Head(_native.HeadForward):
     """A draft head of a model, as levels use it: its weights are read in one precision."""
 
     def __init__(
-        self, files: HeadInputs, decoder: _native.Decoder, above: Model, precision: Precision
+        self,
+        files: HeadInputs,
+        decoder: _native.Decoder,
+        above: Model,
+        precision: Precision,
+        promised_bytes: int = 0,
     ) -> None:
         """From now on, the model above logs the features that this head reads."""
         self.files, self.decoder, self.precision = files, decoder, precision
-        self.cache = cache_below(above, decoder)
+        self.cache = cache_below(above, decoder, promised_bytes)
         is_draft, taps, ids = precision is Precision.FP4, list(files.taps), list(files.ids)
         super().__init__(decoder, self.cache, is_draft, above, taps, ids)
 
@@ -334,11 +339,12 @@ def keep_prompts(head: AnyHead, above: Model, draft: DraftFormat) -> None:
         head.keep_pages(PromptStore(store.writer, head.cache, identity))
 
 
-def cache_below(above: Model, decoder: _native.Decoder) -> _native.KvCache:
+def cache_below(above: Model, decoder: _native.Decoder, promised_bytes: int) -> _native.KvCache:
     """A head's cache for the positions of the model above, within the memory that is left once that
-    model has filled its own. Raises MachineError if not even one text would fit."""
+    model has filled its own, and all models together `promised_bytes`. Raises MachineError if not
+    even one text would fit."""
     cache, page = above.cache, _native.PAGE_POSITIONS
-    promised = cache.total_pages * cache.page_bytes
+    promised = max(cache.total_pages * cache.page_bytes, promised_bytes)
     pages = affordable_pages(decoder, cache.total_pages, promised)
     needed = min(cache.total_pages, -(-above.max_positions // page))
     if pages < needed:
@@ -346,6 +352,6 @@ def cache_below(above: Model, decoder: _native.Decoder) -> _native.KvCache:
         raise MachineError(
             f"the keys and values of a draft head need {gigabytes:.1f} GB for a text of "
             f"{above.max_positions} positions, which are more than half of the memory that the "
-            "model's cache leaves; lower context or cache_positions, or draft without the head"
+            "caches of models leave; lower context or cache_positions, or draft without the head"
         )
     return _native.KvCache(decoder, pages)
