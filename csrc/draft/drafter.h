@@ -54,7 +54,7 @@ struct Proposal {
   std::vector<int32_t> depths{};  // by token: members of the chain above its author; or none
   int64_t probe_from = kNever;    // tokens from here on did not seem to pay, and were tried
   double reached = 1.0;           // the chance that all tokens are accepted, as the drafter has it
-  // Of a verifier: tokens of the proposal that it verified, and those that it sampled itself.
+  // A verifier states how many tokens of the proposal it verified, and how many it accepted.
   int64_t drafted = 0, accepted = 0;
 
   bool is_empty() const { return tokens.empty(); }

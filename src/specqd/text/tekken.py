@@ -21,7 +21,7 @@ from specqd.text.stream import BYTE_OF
 from specqd.text.tokenizer_files import as_tokenizer_error, read_object
 
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-# Of files up to version 7 that do not list them.
+# Files up to version 7 may not list their special tokens; then these are meant.
 _FIRST_SPECIAL = [
     "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]",
     "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]",

@@ -20,7 +20,8 @@ from specqd.text.tokenizer import Tokenizer
 
 OPENER, CLOSER = "<tool_call>", "</tool_call>"  # of Hermes, Qwen and others
 PYTHON_TAG = "<|python_tag|>"  # may precede a call of Llama 3
-# Of Mistral since version 11 of its tokenizers. An id of nine characters may follow the name.
+# Mistral writes these since version 11 of its tokenizers. An id of nine characters may follow the
+# name.
 CALL_MARK, ID_MARK, ARGUMENTS_MARK = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 NO_PARAMETERS: Mapping[str, Any] = {
     "type": "object",
