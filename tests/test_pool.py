@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from specqd import _native
@@ -35,6 +37,23 @@ def test_a_pool_has_the_threads_it_was_given(threads: int) -> None:
 def test_a_pool_without_threads_is_refused(threads: int) -> None:
     with pytest.raises(ValueError, match="thread"):
         _native.Pool(threads)
+
+
+@given(
+    count=st.integers(0, 5000), half_of_least=st.integers(1, 8), threads=st.integers(1, 130)
+)
+def test_panels_are_claimed_once_in_runs_that_grow_short(
+    count: int, half_of_least: int, threads: int
+) -> None:
+    least = 2 * half_of_least
+    ranges = testing.shrinking_ranges(count, least, threads)
+    assert [panel for first, last in ranges for panel in range(first, last)] == list(range(count))
+    assert all(first % 2 == 0 for first, _ in ranges)  # gate and up panels come in pairs
+    sizes = [last - first for first, last in ranges]
+    assert sizes == sorted(sizes, reverse=True)
+    assert all(size >= least for size in sizes[:-1])
+    # A thread of half the speed ends its first claim when the others have done their share.
+    assert all(size <= max(least, count / (2 * threads)) for size in sizes)
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1025])

@@ -251,6 +251,17 @@ void bind_failures(nb::module_& m) {
       "pool"_a, "thread"_a, "barriers"_a,
       "Runs a body with four barriers on all threads; the body of `thread` throws bad_alloc after\n"
       "`barriers` of them.");
+  m.def(
+      "shrinking_ranges",
+      [](int64_t count, int64_t least, int64_t threads) {
+        const ShrinkingRanges ranges{least};
+        std::vector<std::pair<int64_t, int64_t>> all;
+        for (Range range; (range = ranges.of(std::ssize(all), count, threads)).first < count;)
+          all.emplace_back(range.first, range.last);
+        return all;
+      },
+      "count"_a, "least"_a, "threads"_a,
+      "Returns the ranges in which threads claim `count` panels of a product, in order.");
   m.def("memory_left_in", &memory_left_in, "directory"_a,
         "Returns how many bytes the memory limit of a cgroup leaves, given its directory.");
 }

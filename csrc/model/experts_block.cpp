@@ -168,35 +168,37 @@ void ExpertsBlock::multiply_experts(Team& team, Batch& batch, const char* stage,
   const PackedWeight& any = *(experts_.front().*weight);
   const int64_t panels = any.matrix().panels, count = chosen[0];
   const size_t panel_bytes = bytes_of(any, batch.precision) / static_cast<size_t>(panels);
-  const int64_t grain = panels_of_claim(panels * count, panel_bytes, batch.rows, team.threads());
-  // A node's claims are its panels of each chosen expert.
-  const auto claims_of = [&](int node) {
-    return (team.bound(node + 1, panels) - team.bound(node, panels) + grain - 1) / grain;
-  };
-  const auto bound = [&](int node) {
-    int64_t claims = 0;
-    for (int before = 0; before < node; ++before) claims += count * claims_of(before);
-    return claims;
-  };
-  team.stage(stage);
-  team.share_by_node(bound(team.nodes()), 1, bound, [&](int64_t claim, int64_t) {
-    int node = 0;
-    while (claim >= bound(node + 1)) ++node;
-    claim -= bound(node);
-    const int64_t claims = claims_of(node), end = team.bound(node + 1, panels);
-    const int64_t expert = chosen[1 + claim / claims];
+  const auto multiply_part = [&](int64_t expert, int64_t first, int64_t last) {
     const PackedWeight& each = *(experts_[static_cast<size_t>(expert)].*weight);
-    const int64_t first = team.bound(node, panels) + claim % claims * grain;
-    const int64_t last = std::min(first + grain, end);
+    const PackedMatrix& matrix = each.matrix(team.node());
     const int64_t start = starts[expert], rows = starts[expert + 1] - start;
     const size_t skipped = is_gathered ? static_cast<size_t>(start) * x.stride : 0;
-    const int64_t stride = (last - first) * kPanel;
-    product(each.matrix(team.node()), first, last, {x.data + skipped, x.stride, rows}, out, stride);
+    for_parts(first, last, rows, [&](int64_t begin, int64_t end) {
+      const int64_t stride = (end - begin) * kPanel;
+      product(matrix, begin, end, {x.data + skipped, x.stride, rows}, out, stride);
+      take(expert, begin * kPanel, stride, out, stride);
+    });
     if (team.nodes() > 1)
       team.tally(panels, first, last,
                  bytes_of(each, batch.precision) / static_cast<size_t>(panels));
-    take(expert, first * kPanel, stride, out, stride);
-  });
+  };
+  // A node's items are its panels of the first chosen expert, then those of the next.
+  const auto bound = [&](int node) { return count * team.bound(node, panels); };
+  team.stage(stage);
+  team.share_by_node(
+      count * panels, shared_panels(panel_bytes), bound, [&](int64_t first, int64_t last) {
+        int node = 0;
+        while (first >= bound(node + 1)) ++node;
+        const int64_t of_node = team.bound(node, panels);
+        const int64_t of_each = team.bound(node + 1, panels) - of_node;
+        first -= bound(node), last -= bound(node);
+        for (int64_t to; first < last; first = to) {
+          const int64_t place = first / of_each, expert = chosen[1 + place];
+          to = std::min(last, (place + 1) * of_each);
+          const int64_t panel = of_node + first % of_each;
+          multiply_part(expert, panel, panel + to - first);
+        }
+      });
 }
 
 void ExpertsBlock::run(Team& team, Batch& batch, const RowInputs& inputs, Destination to) const {

@@ -9,6 +9,7 @@ namespace specqd {
 namespace {
 
 constexpr int64_t kClaimsOfPasses = 32;      // per thread
+constexpr int64_t kClaimsOfMerges = 4;       // per thread
 constexpr float kLatentNormEpsilon = 1e-6f;  // the same in every model
 
 // Shares items among threads, the same number for each key-value head. If the heads divide evenly
@@ -21,7 +22,7 @@ void share_heads(Team& team, int64_t kv_heads, int64_t items, int64_t grain, con
     are_divided = are_divided && team.is_even(node, kv_heads);
   const auto bound = [&](int node) { return team.part(node, kv_heads) * (items / kv_heads); };
   if (are_divided)
-    team.share_by_node(items, grain, bound, body);
+    team.share_by_node(items, EqualRanges{grain}, bound, body);
   else
     team.share(items, grain, body);
 }
@@ -218,7 +219,7 @@ void HeadAttention::run(Team& team, Batch& batch, float* heads, const float* gat
                   std::max<int64_t>(items / (team.threads() * kClaimsOfPasses), 1),
                   [&](int64_t first, int64_t last) { attend(wave, first, last); });
       team.stage("attention");
-      team.share(merges, std::max<int64_t>(merges / (team.threads() * kClaimsPerThread), 1),
+      team.share(merges, std::max<int64_t>(merges / (team.threads() * kClaimsOfMerges), 1),
                  [&](int64_t first, int64_t last) {
                    for (int64_t i = first; i < last; ++i)
                      merge_head(run, wave, i / count, parts[static_cast<size_t>(i % count)]);

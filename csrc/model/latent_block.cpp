@@ -26,18 +26,19 @@ void multiply_heads(Team& team, Batch& batch, const char* stage, const PackedWei
       batch.precision == Precision::kFp4 ? kernels.draft_product : kernels.exact_product;
   const int64_t panels = matrix.panels / heads;
   const size_t panel_bytes = bytes_of(weight, batch.precision) / static_cast<size_t>(matrix.panels);
-  const int64_t grain = panels_of_claim(matrix.panels, panel_bytes, batch.rows, team.threads());
-  team.share_by_node(matrix.panels, grain, panels_of(team, matrix.panels),
+  team.share_by_node(matrix.panels, shared_panels(panel_bytes), panels_of(team, matrix.panels),
                      [&](int64_t first, int64_t last) {
                        for (int64_t to; first < last; first = to) {
                          const int64_t head = first / panels;
                          to = std::min(last, (head + 1) * panels);
                          const PreparedRows rows{x.data + static_cast<size_t>(head) * x.stride,
                                                  x.stride * static_cast<size_t>(heads), batch.rows};
-                         const int64_t stride = (to - first) * kPanel;
-                         product(matrix, first, to, rows, out, stride);
+                         for_parts(first, to, batch.rows, [&](int64_t begin, int64_t end) {
+                           const int64_t stride = (end - begin) * kPanel;
+                           product(matrix, begin, end, rows, out, stride);
+                           take(head, begin % panels * kPanel, stride, out, stride);
+                         });
                          team.tally(matrix.panels, first, to, panel_bytes);
-                         take(head, first % panels * kPanel, stride, out, stride);
                        }
                      });
 }

@@ -15,21 +15,24 @@
 namespace specqd {
 
 constexpr int64_t kRowsPreparedByEach = 2;  // up to here a barrier costs more than a second copy
-constexpr int64_t kProductPanels = 16;      // the most panels per claim
-constexpr int64_t kClaimBytes = 512 << 10;  // about the most, because threads wait for the last one
+constexpr int64_t kProductPanels = 16;      // the most that a thread multiplies at once
 // From this many rows on, the results of 16 panels do not fit into the cache.
 constexpr int64_t kManyRows = 64;
 constexpr int64_t kProductPanelsOfManyRows = 8;
-constexpr int64_t kClaimsPerThread = 4;
+constexpr int64_t kLeastClaimBytes = 32 << 10;  // about, because a claim begins without prefetches
 
-// Panels per claim when the threads share `panels` panels of so many bytes for `rows` rows. Even,
-// because gate and up panels come in pairs.
-inline int64_t panels_of_claim(int64_t panels, size_t panel_bytes, int64_t rows, int64_t threads) {
-  const int64_t fair = panels / (threads * kClaimsPerThread);
-  const int64_t brief = kClaimBytes / static_cast<int64_t>(panel_bytes);
-  const int64_t most =
-      rows < kManyRows ? std::min(kProductPanels, brief) : kProductPanelsOfManyRows;
-  return std::max<int64_t>(std::min(fair, most) / 2 * 2, 2);
+// How threads share the panels of a product. Ranges are even, because gate and up panels come in
+// pairs.
+inline ShrinkingRanges shared_panels(size_t panel_bytes) {
+  const int64_t least = kLeastClaimBytes / static_cast<int64_t>(panel_bytes);
+  return {std::clamp<int64_t>(least / 2 * 2, 2, kProductPanels)};
+}
+
+// Calls multiply(first, last) for parts of panels [first, last) whose results fit into the cache.
+template <class Multiply>
+void for_parts(int64_t first, int64_t last, int64_t rows, const Multiply& multiply) {
+  const int64_t most = rows < kManyRows ? kProductPanels : kProductPanelsOfManyRows;
+  for (; first < last; first += most) multiply(first, std::min(first + most, last));
 }
 
 // Rows of inputs as they are in memory.
@@ -149,7 +152,7 @@ void multiply_runs(Team& team, Batch& batch, const char* stage, Precision precis
       is_draft ? batch.traits.kernels.draft_product : batch.traits.kernels.exact_product;
   const int64_t panels = runs.back().before + runs.back().last - runs.back().first;
   const size_t panel_bytes = bytes_of(weight, precision) / static_cast<size_t>(matrix.panels);
-  const int64_t grain = panels_of_claim(panels, panel_bytes, x.count, team.threads());
+  const ShrinkingRanges ranges = shared_panels(panel_bytes);
   const auto work = [&](int64_t first, int64_t last) {
     auto run = std::upper_bound(runs.begin(), runs.end(), first,
                                 [](int64_t at, const PanelRun& r) { return at < r.before; }) -
@@ -159,18 +162,20 @@ void multiply_runs(Team& team, Batch& batch, const char* stage, Precision precis
       const int64_t to = std::min(run->last, from + last - first);
       first += to - from;
       if (is_draft && first < last) fetch_panel(matrix, run[1].first);
-      const int64_t stride = (to - from) * kPanel;
-      product(matrix, from, to, x, out, stride);
+      for_parts(from, to, x.count, [&](int64_t begin, int64_t end) {
+        const int64_t stride = (end - begin) * kPanel;
+        product(matrix, begin, end, x, out, stride);
+        take(begin * kPanel, stride, out, stride);
+      });
       team.tally(matrix.panels, from, to, panel_bytes);
-      take(from * kPanel, stride, out, stride);
     }
   };
   // Drafts read the first rows of the output head, which are on few nodes. Reading from
   // another node is faster than leaving threads idle.
   if (panels == matrix.panels)
-    team.share_by_node(panels, grain, panels_of(team, panels), work);
+    team.share_by_node(panels, ranges, panels_of(team, panels), work);
   else
-    team.share(panels, grain, work);
+    team.divide(panels, ranges, work);
 }
 
 // Multiplies prepared rows by all panels of `weight`; see multiply_runs.

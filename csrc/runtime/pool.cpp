@@ -191,11 +191,19 @@ int64_t Pool::bound(int node, int64_t panels) const {
   return panels * first_threads_[static_cast<size_t>(node)] / threads_ / 2 * 2;
 }
 
-int64_t Team::claim_on(int node, int64_t least, int64_t grain) {
-  auto& claimed = pool_.node_claims_[static_cast<size_t>(node)].count;
-  const int64_t at = claimed.load(std::memory_order_relaxed);
-  if (at < least) return std::numeric_limits<int64_t>::max();
-  return claimed.fetch_add(grain, std::memory_order_relaxed);
+int64_t Team::claim() { return pool_.claims_.fetch_add(1, std::memory_order_relaxed); }
+
+int64_t Team::claim_on(int node) {
+  return pool_.node_claims_[static_cast<size_t>(node)].count.fetch_add(1,
+                                                                       std::memory_order_relaxed);
+}
+
+int64_t Team::claims_on(int node) const {
+  return pool_.node_claims_[static_cast<size_t>(node)].count.load(std::memory_order_relaxed);
+}
+
+int64_t Team::threads_of(int node) const {
+  return pool_.placement_.nodes[static_cast<size_t>(node)].threads;
 }
 
 void Team::tally(int64_t panels, int64_t first, int64_t last, size_t panel_bytes) {
@@ -208,10 +216,6 @@ void Team::tally(int64_t panels, int64_t first, int64_t last, size_t panel_bytes
       bytes[static_cast<size_t>(replicates() ? node_ : node)] +=
           static_cast<uint64_t>(to - from) * panel_bytes;
   }
-}
-
-int64_t Team::claim(int64_t grain) {
-  return pool_.claimed_.fetch_add(grain, std::memory_order_relaxed);
 }
 
 void Team::stage(const char* name) {
@@ -236,7 +240,7 @@ bool Pool::meet(Meeting& meeting, int thread) {
     places_[static_cast<size_t>(thread)].cpu.store(current_cpu(), std::memory_order_relaxed);
   if (meeting.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == all) {
     meeting.arrived.store(0, std::memory_order_relaxed);
-    claimed_.store(0, std::memory_order_relaxed);
+    claims_.store(0, std::memory_order_relaxed);
     for (Claims& claims : node_claims_) claims.count.store(0, std::memory_order_relaxed);
     meeting.phase.store(phase + 1, kBeforeWaking);
     if (all > 1) meeting.phase.notify_all();
@@ -275,7 +279,7 @@ void Pool::start() {
   stopping_ = has_failed_ = false;
   error_ = nullptr;
   round_ = barrier_.arrived = end_.arrived = 0;
-  claimed_ = 0;
+  claims_ = 0;
   for (Claims& claims : node_claims_) claims.count = 0;
   workers_ = std::make_unique<std::vector<std::thread>>();
   try {

@@ -34,6 +34,39 @@ struct Placement {
   bool copies_mapped = false;  // also copy the weights of mapped packed files to the nodes
 };
 
+struct Range {
+  int64_t first, last;
+};
+
+// How threads divide `count` items: of() returns the range of a claim, counted from 0. If all items
+// are claimed, the range begins at `count` or later.
+
+// Ranges of `grain` items.
+struct EqualRanges {
+  int64_t grain;
+  Range of(int64_t claim, int64_t count, int64_t) const {
+    return {claim * grain, std::min((claim + 1) * grain, count)};
+  }
+};
+
+// Each round of claims, one per thread, divides half of the items that are left, but claims are not
+// smaller than `least` (Hummel, Schonberg and Flynn, "Factoring", 1992). So a thread reads long
+// runs of memory, and yet the threads end at nearly the same time. Ranges begin at even items if
+// `least` is even.
+struct ShrinkingRanges {
+  int64_t least;
+  Range of(int64_t claim, int64_t count, int64_t threads) const {
+    int64_t first = 0, size;
+    while ((size = (count - first) / (2 * threads) / 2 * 2) > least && claim >= threads) {
+      first += threads * size;
+      claim -= threads;
+    }
+    size = std::max(size, least);
+    first += claim * size;
+    return {first, std::min(first + size, count)};
+  }
+};
+
 // One thread's view of a run.
 class Team {
  public:
@@ -56,29 +89,33 @@ class Team {
   // thread's body has thrown, this throws too, to end the body.
   void barrier();
 
-  // Calls body(first, last) for disjoint ranges of at most `grain` items that cover [0, count).
-  // Free threads take the next range. Ends with a barrier.
+  // Calls body(first, last) for disjoint ranges that cover [0, count). Free threads take the next
+  // range. Ends with a barrier.
+  template <class Ranges, class Body>
+  void divide(int64_t count, const Ranges& ranges, const Body& body) {
+    for (Range range; (range = ranges.of(claim(), count, threads())).first < count;)
+      body(range.first, range.last);
+    barrier();
+  }
   template <class Body>
   void share(int64_t count, int64_t grain, const Body& body) {
-    for (int64_t first; (first = claim(grain)) < count;)
-      body(first, first + grain < count ? first + grain : count);
-    barrier();
+    divide(count, EqualRanges{grain}, body);
   }
 
   // The same for items that belong to nodes: those of node n are [bound(n), bound(n + 1)). A thread
   // claims items of its own node first. Then it helps other nodes, but only with the last twentieth
   // of their items, unless each node has a copy of all weights.
-  template <class Bound, class Body>
-  void share_by_node(int64_t count, int64_t grain, const Bound& bound, const Body& body) {
-    if (nodes() == 1) return share(count, grain, body);
-    claim_by_node(grain, bound, replicates() ? 1 : kStealable, body);
+  template <class Ranges, class Bound, class Body>
+  void share_by_node(int64_t count, const Ranges& ranges, const Bound& bound, const Body& body) {
+    if (nodes() == 1) return divide(count, ranges, body);
+    claim_by_node(ranges, bound, replicates() ? 1 : kStealable, body);
     barrier();
   }
   // The same for items that are being placed on nodes: a thread claims only items of its own node.
   template <class Bound, class Body>
   void share_in_place(int64_t count, int64_t grain, const Bound& bound, const Body& body) {
     if (nodes() == 1) return share(count, grain, body);
-    claim_by_node(grain, bound, kNothingStealable, body);
+    claim_by_node(EqualRanges{grain}, bound, kNothingStealable, body);
     barrier();
   }
 
@@ -88,19 +125,29 @@ class Team {
  private:
   static constexpr int64_t kStealable = 20, kNothingStealable = std::numeric_limits<int64_t>::max();
 
-  template <class Bound, class Body>
-  void claim_by_node(int64_t grain, const Bound& bound, int64_t stealable, const Body& body) {
+  template <class Ranges, class Bound, class Body>
+  void claim_by_node(const Ranges& ranges, const Bound& bound, int64_t stealable,
+                     const Body& body) {
     for (int i = 0; i < nodes(); ++i) {
       const int node = (node_ + i) % nodes();
       const int64_t begin = bound(node), count = bound(node + 1) - begin;
       const int64_t least = i == 0 ? 0 : count - count / stealable;
-      for (int64_t first; (first = claim_on(node, least, grain)) < count;)
-        body(begin + first, begin + std::min(first + grain, count));
+      const auto range_of = [&](int64_t claim) {
+        return ranges.of(claim, count, threads_of(node));
+      };
+      while (range_of(claims_on(node)).first >= least) {
+        const Range range = range_of(claim_on(node));
+        if (range.first >= count) break;
+        body(begin + range.first, begin + range.last);
+      }
     }
   }
 
-  int64_t claim(int64_t grain);
-  int64_t claim_on(int node, int64_t least, int64_t grain);
+  // The number of the next claim, and the number of claims so far.
+  int64_t claim();
+  int64_t claim_on(int node);
+  int64_t claims_on(int node) const;
+  int64_t threads_of(int node) const;
   bool replicates() const;
   Pool& pool_;
   int thread_, node_;
@@ -197,7 +244,7 @@ class Pool {
   std::unique_ptr<Trace> trace_;                 // null: nothing is recorded
   std::exception_ptr error_;                     // of the first body that threw
   alignas(64) std::atomic<uint32_t> round_{0};   // number of runs; workers wait for the next
-  alignas(64) std::atomic<int64_t> claimed_{0};  // items of the current range
+  alignas(64) std::atomic<int64_t> claims_{0};   // of the items that are being shared
   std::vector<Claims> node_claims_;              // the same by node; empty if there is one node
   Meeting barrier_, end_;
   std::atomic<bool> has_failed_{false};  // whether a body of this run has thrown

@@ -153,6 +153,11 @@ def run_and_throw(pool: specqd._native.Pool, thread: int, barriers: int) -> None
     `barriers` of them.
     """
 
+def shrinking_ranges(count: int, least: int, threads: int) -> list[tuple[int, int]]:
+    """
+    Returns the ranges in which threads claim `count` panels of a product, in order.
+    """
+
 def memory_left_in(directory: str) -> int:
     """
     Returns how many bytes the memory limit of a cgroup leaves, given its directory.
