@@ -191,10 +191,11 @@ $(PARITY)/ready: parity/requirements.txt dist/built
 	$(PARITY)/bin/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)"
 	touch $@
 
-# Compares with transformers, in a separate environment; nothing else needs torch.
-# oneDNN stays off AMX: its BF16 products are illegal instructions on some virtual machines.
+# Compares with transformers, in a separate environment; nothing else needs torch. Each process has
+# one thread. oneDNN stays off AMX: its BF16 products are illegal instructions on some virtual
+# machines.
 parity: $(PARITY)/ready
-	ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 $(PARITY)/bin/python parity/run.py
+	OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 $(PARITY)/bin/python parity/run.py
 
 # The peers are installed last: if they need an older version of a library, they replace it.
 $(PEERS)/ready: benchmarks/peers/requirements.txt dist/built
