@@ -97,14 +97,15 @@ class Team {
       body(range.first, range.last);
     barrier();
   }
+  // The same in ranges of `grain` items.
   template <class Body>
   void share(int64_t count, int64_t grain, const Body& body) {
     divide(count, EqualRanges{grain}, body);
   }
 
-  // The same for items that belong to nodes: those of node n are [bound(n), bound(n + 1)). A thread
-  // claims items of its own node first. Then it helps other nodes, but only with the last twentieth
-  // of their items, unless each node has a copy of all weights.
+  // Like divide(), for items that belong to nodes: those of node n are [bound(n), bound(n + 1)). A
+  // thread claims items of its own node first. Then it helps other nodes, but only with the last
+  // twentieth of their items, unless each node has a copy of all weights.
   template <class Ranges, class Bound, class Body>
   void share_by_node(int64_t count, const Ranges& ranges, const Bound& bound, const Body& body) {
     if (nodes() == 1) return divide(count, ranges, body);
@@ -241,11 +242,11 @@ class Pool {
   Task task_ = nullptr;
   const void* context_ = nullptr;
   bool stopping_ = false;
-  std::unique_ptr<Trace> trace_;                 // null: nothing is recorded
-  std::exception_ptr error_;                     // of the first body that threw
-  alignas(64) std::atomic<uint32_t> round_{0};   // number of runs; workers wait for the next
-  alignas(64) std::atomic<int64_t> claims_{0};   // of the items that are being shared
-  std::vector<Claims> node_claims_;              // the same by node; empty if there is one node
+  std::unique_ptr<Trace> trace_;                // null: nothing is recorded
+  std::exception_ptr error_;                    // of the first body that threw
+  alignas(64) std::atomic<uint32_t> round_{0};  // number of runs; workers wait for the next
+  alignas(64) std::atomic<int64_t> claims_{0};  // of the items that are being shared
+  std::vector<Claims> node_claims_;             // the same by node; empty if there is one node
   Meeting barrier_, end_;
   std::atomic<bool> has_failed_{false};  // whether a body of this run has thrown
   std::vector<Place> places_;

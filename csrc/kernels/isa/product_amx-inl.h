@@ -218,7 +218,7 @@ void draft_product_amx(const PackedMatrix& w, int64_t first, int64_t last, const
     const PreparedRows rest = rows_from(x, m, 0);
     float* const at = out + m * out_stride;
     if (rest.count <= kVnniRows)
-      return draft_product_avx512<true>(w, first, last, rest, at, out_stride);
+      return draft_product_avx512<false>(w, first, last, rest, at, out_stride);
     AmxDraft<T> product(w, rest, rest.count < kTileRows ? rest.count : kTileRows);
     for (int64_t p = first; p < last; ++p)
       product.multiply(p, at + (p - first) * kPanel, out_stride);

@@ -185,7 +185,7 @@ constexpr Kernels avx512_table(const char* name) {
   table.decode_tile = decode_tile_avx512;
   table.exact_product = exact_product_in_rows<Avx512Exact>;
   table.accumulate_plain = accumulate_plain_by<InRowGroups<Avx512Exact>>;
-  table.draft_product = draft_product_avx512<true>;
+  table.draft_product = draft_product_avx512<false>;
   return table;
 }
 
