@@ -39,9 +39,7 @@ def test_a_pool_without_threads_is_refused(threads: int) -> None:
         _native.Pool(threads)
 
 
-@given(
-    count=st.integers(0, 5000), half_of_least=st.integers(1, 8), threads=st.integers(1, 130)
-)
+@given(count=st.integers(0, 5000), half_of_least=st.integers(1, 8), threads=st.integers(1, 130))
 def test_panels_are_claimed_once_in_runs_that_grow_short(
     count: int, half_of_least: int, threads: int
 ) -> None:

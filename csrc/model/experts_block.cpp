@@ -185,20 +185,20 @@ void ExpertsBlock::multiply_experts(Team& team, Batch& batch, const char* stage,
   // A node's items are its panels of the first chosen expert, then those of the next.
   const auto bound = [&](int node) { return count * team.bound(node, panels); };
   team.stage(stage);
-  team.share_by_node(
-      count * panels, shared_panels(panel_bytes), bound, [&](int64_t first, int64_t last) {
-        int node = 0;
-        while (first >= bound(node + 1)) ++node;
-        const int64_t of_node = team.bound(node, panels);
-        const int64_t of_each = team.bound(node + 1, panels) - of_node;
-        first -= bound(node), last -= bound(node);
-        for (int64_t to; first < last; first = to) {
-          const int64_t place = first / of_each, expert = chosen[1 + place];
-          to = std::min(last, (place + 1) * of_each);
-          const int64_t panel = of_node + first % of_each;
-          multiply_part(expert, panel, panel + to - first);
-        }
-      });
+  team.share_by_node(count * panels, shared_panels(panel_bytes), bound,
+                     [&](int64_t first, int64_t last) {
+                       int node = 0;
+                       while (first >= bound(node + 1)) ++node;
+                       const int64_t of_node = team.bound(node, panels);
+                       const int64_t of_each = team.bound(node + 1, panels) - of_node;
+                       first -= bound(node), last -= bound(node);
+                       for (int64_t to; first < last; first = to) {
+                         const int64_t place = first / of_each, expert = chosen[1 + place];
+                         to = std::min(last, (place + 1) * of_each);
+                         const int64_t panel = of_node + first % of_each;
+                         multiply_part(expert, panel, panel + to - first);
+                       }
+                     });
 }
 
 void ExpertsBlock::run(Team& team, Batch& batch, const RowInputs& inputs, Destination to) const {
