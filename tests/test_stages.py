@@ -46,6 +46,18 @@ def test_each_layer_counts_once_in_each_product(
     assert sum(stage.seconds for stage in times.stages) > 0
 
 
+def test_a_forward_of_several_sequences_reads_the_cache_of_each(model: Model) -> None:
+    one, three = (
+        stages.measure(model, Precision.EXACT, 2, PAGE_POSITIONS + 1, repeats=1, sequences=count)
+        for count in (1, 3)
+    )
+    assert (three.rows, three.sequences) == (2, 3)
+    page_bytes = model.cache.page_bytes
+    assert three.moved_bytes - one.moved_bytes == 2 * page_bytes * 3 // 2  # reads count half pages
+    calls = {stage.name: stage.calls for stage in three.stages}
+    assert [calls[name] for name in PRODUCTS] == [LAYERS] * len(PRODUCTS)
+
+
 def test_a_threads_stages_follow_one_another(model: Model) -> None:
     times = stages.measure(model, Precision.EXACT, 1, POSITION, repeats=1)
     ends = dict.fromkeys(range(model.machine.pool.threads), 0)

@@ -41,7 +41,8 @@ class ForwardTimes:
     """
 
     precision: str
-    rows: int
+    rows: int  # of each sequence
+    sequences: int
     seconds: float
     moved_bytes: int
     gb_per_s: float  # the median of the plain reads
@@ -63,39 +64,53 @@ def measure(
     position: int,
     repeats: int,
     follow: bool = False,
+    sequences: int = 1,
 ) -> ForwardTimes:
-    """Times forwards of `rows` rows at `position`, with all logits, in turns with plain reads.
+    """Times forwards of `rows` rows of each sequence at `position`, with all logits, in turns with
+    plain reads.
 
     With `follow`, each forward begins where the one before it ended, as in decoding. `model` is the
-    exact precision. Raises RequestError if the context is too short.
+    exact precision. Raises RequestError if the context or the cache is too short.
     """
     starts = [position + rows * (i if follow else 0) for i in range(repeats + 1)]
     tokens = [1 + i % (model.config.vocab_size - 1) for i in range(starts[-1] + rows)]
     model.check_tokens(tokens)
-    text = _Text(model, precision, tokens, accepted=len(tokens) if follow else position)
+    texts: list[_Text] = []
+    forwards = model if precision is Precision.EXACT else model.as_draft()
+    accepted = len(tokens) if follow else position
+
+    def forward(start: int) -> tuple[list[Span], int]:
+        batch = [text.rows(start, rows) for text in texts]
+        before = forwards.bytes_read + forwards.cache_bytes_read
+        spans = _traced(forwards, batch)
+        return spans, forwards.bytes_read + forwards.cache_bytes_read - before
+
     try:
-        text.forward(starts[0], rows)
-        size = _read_size(text.moved_bytes)
+        texts += (_Text(model, precision, tokens, accepted) for _ in range(sequences))
+        _, size = forward(starts[0])
+        size = _read_size(size)
         reads = plain_reads(model.machine, size)
-        text.moved_bytes = 0
-        forwards, speeds = [], []
+        done, speeds = [], []
         for start in starts[1:]:
-            forwards.append(text.forward(start, rows))
+            done.append(forward(start))
             speeds.append(size / reads.read_seconds())
-        moved = text.moved_bytes // repeats
     finally:
-        text.release()
-    seconds = [_length(spans) for spans in forwards]
+        for text in texts:
+            text.release()
+    traces = [spans for spans, _ in done]
+    moved = sum(moved for _, moved in done) // repeats
+    seconds = [_length(spans) for spans in traces]
     shares = [moved / speed / each for speed, each in zip(speeds, seconds, strict=True)]
     return ForwardTimes(
         precision.value,
         rows,
+        sequences,
         median(seconds),
         moved,
         median(speeds) / 1e9,
         quantiles(shares, n=4, method="inclusive") if repeats > 1 else 3 * shares,
-        _stages(forwards, model.machine.pool.threads),
-        forwards[seconds.index(min(seconds))],
+        _stages(traces, model.machine.pool.threads),
+        traces[seconds.index(min(seconds))],
     )
 
 
@@ -107,7 +122,7 @@ def _read_size(moved_bytes: int) -> int:
 
 
 class _Text:
-    """Tokens in the cache, parts of which are forwarded in one precision."""
+    """A sequence whose tokens are in the cache, and parts of which one precision forwards."""
 
     def __init__(
         self, model: Model, precision: Precision, tokens: list[int], accepted: int
@@ -117,24 +132,16 @@ class _Text:
         self._exact = Context(model.cache.create())
         self._exact.match(tokens, accepted)
         is_exact = precision is Precision.EXACT
-        self._forwards = model if is_exact else model.as_draft()
         self._own = self._exact if is_exact else Context(self._exact.slot, self._exact)
-        self.moved_bytes = 0
 
-    def forward(self, start: int, rows: int) -> list[Span]:
-        """Returns the spans of a forward of the rows from `start`.
-
-        First forwards the tokens before them if they are missing or states cannot continue there.
-        """
+    def rows(self, start: int, count: int) -> Rows:
+        """So many rows from `start`. First forwards the tokens before them if they are missing or
+        states cannot continue there."""
         can_continue = self._model.cache.can_continue(self._exact.slot, start)
         if self._own.length < start or not can_continue:
             self._fill(start)
             self._own.begin(start + 1)
-        forwards, tokens = self._forwards, self._tokens[start : start + rows]
-        before = forwards.bytes_read + forwards.cache_bytes_read
-        spans = _traced(forwards, [Rows(self._own, start, tokens, rows)])
-        self.moved_bytes += forwards.bytes_read + forwards.cache_bytes_read - before
-        return spans
+        return Rows(self._own, start, self._tokens[start : start + count], count)
 
     def _fill(self, end: int) -> None:
         """Writes the positions before `end`. Where no layer is recurrent, later pages are copies of
@@ -166,7 +173,7 @@ def chrome_trace(times: Sequence[ForwardTimes]) -> dict[str, Any]:
     """
     events: list[dict[str, Any]] = []
     for process, each in enumerate(times):
-        label = f"{each.precision}, {each.rows} rows"
+        label = f"{each.precision}, {each.rows * each.sequences} rows"
         events.append({"ph": "M", "name": "process_name", "pid": process, "args": {"name": label}})
         start = min(begin for _, _, begin, _ in each.spans)
         for thread, name, begin, end in each.spans:

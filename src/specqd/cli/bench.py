@@ -133,6 +133,13 @@ def _kernel_line(speed: "KernelSpeed") -> str:
     help="Tokens of the forward: 1 in plain decoding, more where drafts are verified.",
 )
 @click.option(
+    "--sequences",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 512),
+    help="Sequences at once, each with so many rows.",
+)
+@click.option(
     "--position",
     default=128,
     show_default=True,
@@ -157,6 +164,7 @@ def _kernel_line(speed: "KernelSpeed") -> str:
 def forward(
     model: str | None,
     rows: int,
+    sequences: int,
     position: int,
     repeats: int,
     follow: bool,
@@ -175,14 +183,20 @@ def forward(
     Example:
       specqd bench forward ./model --rows 4 --trace forward.json
     """
+    from specqd._native import PAGE_POSITIONS
     from specqd.bench import stages
-    from specqd.model.model import Precision
+    from specqd.model.model import MAX_ROWS, Precision
 
-    opened = open_llm(model, PLAIN, machine).model
+    if rows * sequences > MAX_ROWS:
+        raise click.UsageError(f"--rows times --sequences is at most {MAX_ROWS}")
+    length = position + rows * (repeats + 1 if follow else 1)
+    pages = -(-length // PAGE_POSITIONS)
+    positions = sequences * pages * PAGE_POSITIONS if sequences > 1 else None
+    opened = open_llm(model, PLAIN, machine, cache_positions=positions).model
     click.echo(opened.machine)
     measured = []
     for precision in Precision:
-        times = stages.measure(opened, precision, rows, position, repeats, follow)
+        times = stages.measure(opened, precision, rows, position, repeats, follow, sequences)
         measured.append(times)
         click.echo("\n".join(_stage_lines(times)))
     forwards = [each.described() for each in measured]
@@ -196,7 +210,8 @@ def _stage_lines(times: "ForwardTimes") -> list[str]:
     for stage in times.stages:
         share = stage.seconds / times.seconds
         rows.append([stage.name, f"{stage.calls}", f"{1e3 * stage.seconds:.3f}", f"{share:.0%}"])
-    title = f"{times.precision}, {times.rows} rows: {1e3 * times.seconds:.3f} ms"
+    whose = f" of each of {times.sequences} sequences" if times.sequences > 1 else ""
+    title = f"{times.precision}, {times.rows} rows{whose}: {1e3 * times.seconds:.3f} ms"
     low, middle, high = times.shares
     read = (
         f"{times.moved_bytes / 1e6:.1f} MB at {middle:.0%} [{low:.0%}, {high:.0%}] of the "
