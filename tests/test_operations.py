@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from specqd._native import testing
+from specqd._native import PAGE_POSITIONS, testing
 from support.kernel_values import (
     BLOCK,
     PORTABLE,
@@ -49,10 +49,9 @@ def merge_part(table: Any, rng: np.random.Generator, n: int) -> Any:
 
 
 def parts(result: Any) -> list[NDArray[Any]]:
-    """The arrays of a result, which is one array, or an array and fp32 numbers."""
-    if isinstance(result, np.ndarray):
-        return [result]
-    return [result[0], *(np.asarray(number, np.float32) for number in result[1:])]
+    """The arrays of a result, which is one array, or arrays and fp32 numbers."""
+    each = result if isinstance(result, tuple) else (result,)
+    return [np.asarray(part, getattr(part, "dtype", np.float32)) for part in each]
 
 
 def gated(name: str) -> Operation:
@@ -225,12 +224,13 @@ def test_soft_cap_is_within_its_error_bound_of_float64(rng: np.random.Generator)
 def test_softmax_part_is_within_its_error_bound_of_float64(rng: np.random.Generator) -> None:
     scores = (rng.standard_normal(512) * 20).astype(np.float32)
     for begin, end in [(0, 512), (0, 1), (511, 512), (17, 300), (100, 100)]:
-        weights, maximum, total = PORTABLE.softmax_part(scores, begin, end, 0.25)
+        weights, maximum, total, pages = PORTABLE.softmax_part(scores, begin, end, 0.25)
         scaled = scores[begin:end].astype(np.float64) * 0.25
         assert np.all(weights[:begin] == 0)
         assert np.all(weights[end:] == 0)
         if begin == end:
             assert (maximum, total) == (-np.inf, 0)
+            assert not pages.any()
             continue
         assert maximum == scaled.max()
         expected = np.exp(scaled - maximum)
@@ -239,3 +239,5 @@ def test_softmax_part_is_within_its_error_bound_of_float64(rng: np.random.Genera
         error = (np.abs(scaled - maximum) + 4) * ROUNDING * expected + np.exp(-87.3)
         assert np.all(np.abs(weights[begin:end] - expected) <= error)
         assert abs(total - expected.sum()) <= error.sum() + 36 * ROUNDING * expected.sum()
+        by_page = weights.astype(np.float64).reshape(-1, PAGE_POSITIONS).sum(axis=1)
+        assert np.all(np.abs(pages - by_page) <= 8 * ROUNDING * by_page)

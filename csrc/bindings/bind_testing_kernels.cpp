@@ -176,8 +176,11 @@ void bind_elementwise(nb::class_<TestedTable, KernelTable>& table) {
            [](TestedTable k, In<float, 1> scores, int64_t begin, int64_t end, float scale) {
              const FlushSubnormals flush;
              auto out = copy_array(scores.data(), {scores.shape(0)});
-             const auto part = k.at->softmax_part(out.data(), length(scores), begin, end, scale);
-             return std::make_tuple(out, part.maximum, part.sum);
+             const size_t pages = (scores.shape(0) + kPagePositions - 1) / kPagePositions;
+             auto page_sums = new_array<float>({pages});
+             const auto part = k.at->softmax_part(out.data(), length(scores), begin, end, scale,
+                                                  page_sums.data());
+             return std::make_tuple(out, part.maximum, part.sum, page_sums);
            })
       .def("merge_part", [](TestedTable k, In<float, 1> values, float maximum, float sum,
                             In<float, 1> part_values, float part_maximum, float part_sum) {

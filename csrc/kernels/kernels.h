@@ -127,6 +127,8 @@ struct Xielu {
   float positive, negative, slope, limit;
 };
 
+constexpr int64_t kPagePositions = 64;  // of a page of the KV cache; a multiple of kBlock
+
 struct Kernels {
   const char* name;
 
@@ -203,11 +205,13 @@ struct Kernels {
   // Takes the scores of one row for positions [0, n) of a chunk, of which [begin, end) are visible.
   // Replaces each by exp(scale * score - maximum), or by zero where it is not visible, and returns
   // the maximum of the scaled scores and the sum of the results. n is a multiple of 32. If no
-  // position is visible, the maximum is -infinity and the sum 0.
+  // position is visible, the maximum is -infinity and the sum 0. `page_sums` takes the sums of the
+  // results by page, unless it is null.
   struct SoftmaxPart {
     float maximum, sum;
   };
-  SoftmaxPart (*softmax_part)(float* scores, int64_t n, int64_t begin, int64_t end, float scale);
+  SoftmaxPart (*softmax_part)(float* scores, int64_t n, int64_t begin, int64_t end, float scale,
+                              float* page_sums);
   // Merges the part of a later chunk (its values [n], maximum and sum) into the running part, as in
   // online softmax.
   void (*merge_part)(float* values, SoftmaxPart* running, const float* part_values,

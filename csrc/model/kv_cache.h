@@ -24,7 +24,6 @@
 
 namespace specqd {
 
-constexpr int64_t kPagePositions = 64;    // a divisor of kChunkPositions, a multiple of kBlock
 constexpr int64_t kChunkPositions = 512;  // attention merges the partial results of chunks
 constexpr int64_t kFramePages = kChunkPositions / kPagePositions;
 

@@ -18,19 +18,6 @@ constexpr int64_t kChunkPages = kChunkPositions / kPagePositions;
 // This is not a power of two: rows of scores would then share few sets of the first-level cache.
 constexpr int64_t kScoreStride = kChunkPositions + kPanel;
 
-// Sums the weights of each page of a chunk. Eight partial sums are as many as the compiler keeps in
-// registers without wider instructions; with 32 of them this took four times as long.
-void add_up_pages(const float* weights, int64_t count, float* sums) {
-  for (int64_t page = 0; page < kChunkPages; ++page) {
-    float lanes[8] = {};
-    const int64_t end = std::min(count, (page + 1) * kPagePositions);
-    for (int64_t at = page * kPagePositions; at < end; at += 8)
-      for (int64_t i = 0; i < 8; ++i) lanes[i] += weights[at + i];
-    sums[page] = ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) +
-                 ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
-  }
-}
-
 }  // namespace
 
 PagedAttention::PagedAttention(AttentionShape shape, Reach longest, const Kernels& kernels,
@@ -216,12 +203,12 @@ void PagedAttention::weigh(const ItemRange& range, Reach reach, float* scores, u
     const int64_t to = std::min(reach.end(rows, position), range.end) - range.begin;
     float* const row_scores = scores + i * kScoreStride;
     if (shape_.cap > 0.0f) kernels_.soft_cap(row_scores, count, shape_.scale, shape_.cap);
-    sums = kernels_.softmax_part(row_scores, count, from, to, scale);
-    if (weighs(first_row + i / group)) {
-      const size_t at = page_sums_index(first_row + i / group, head, pass.chunk);
-      chunk_maxima_[at] = sums.maximum;
-      add_up_pages(row_scores, count, page_sums_.data() + at * kChunkPages);
-    }
+    const int64_t row = first_row + i / group;
+    const size_t weighed = weighs(row) ? page_sums_index(row, head, pass.chunk) : 0;
+    float* const page_sums = weighs(row) ? page_sums_.data() + weighed * kChunkPages : nullptr;
+    if (page_sums != nullptr) std::fill_n(page_sums, kChunkPages, 0.0f);
+    sums = kernels_.softmax_part(row_scores, count, from, to, scale, page_sums);
+    if (page_sums != nullptr) chunk_maxima_[weighed] = sums.maximum;
     kernels_.prepare_exact(row_scores, count, count / kBlock,
                            weights + static_cast<size_t>(i) * weight_bytes_);
   }

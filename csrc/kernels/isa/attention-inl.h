@@ -21,21 +21,29 @@ inline F16 scale_scores(float* scores, int64_t i, int64_t begin, int64_t end, fl
   return scaled;
 }
 
-Kernels::SoftmaxPart softmax_part(float* scores, int64_t n, int64_t begin, int64_t end,
-                                  float scale) {
+Kernels::SoftmaxPart softmax_part(float* scores, int64_t n, int64_t begin, int64_t end, float scale,
+                                  float* page_sums) {
   F16 maximum = splat(kMinusInfinity);
   for (int64_t i = 0; i < n; i += kLanes)
     maximum = max(scale_scores(scores, i, begin, end, scale), maximum);
   const float top = max_lanes(maximum);
   if (top == kMinusInfinity) {
     std::memset(scores, 0, static_cast<size_t>(n) * sizeof(float));
+    for (int64_t first = 0; page_sums != nullptr && first < n; first += kPagePositions)
+      page_sums[first / kPagePositions] = 0.0f;
     return {kMinusInfinity, 0.0f};
   }
   F16 sum{};
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const F16 p = exp_not_above_zero(load(scores + i) - splat(top));
-    store(scores + i, p);
-    sum = sum + p;
+  for (int64_t first = 0; first < n; first += kPagePositions) {
+    const int64_t last = first + kPagePositions < n ? first + kPagePositions : n;
+    F16 page{};
+    for (int64_t i = first; i < last; i += kLanes) {
+      const F16 p = exp_not_above_zero(load(scores + i) - splat(top));
+      store(scores + i, p);
+      sum = sum + p;
+      page = page + p;
+    }
+    if (page_sums != nullptr) page_sums[first / kPagePositions] = sum_lanes(page);
   }
   return {top, sum_lanes(sum)};
 }

@@ -217,7 +217,8 @@ template <class S, class T>
 void accumulate_plain_amx(const PlainPanels& w, const PreparedRows& x, float* out,
                           int64_t out_stride) {
   using Square = AmxSquare<T>;
-  if (x.count <= S::kRows) return accumulate_plain_by<S>(w, x, out, out_stride);
+  if (x.count <= S::kRows)
+    return accumulate_plain_by<S, PlainAheadBy<FetchIntoSecondLevel>>(w, x, out, out_stride);
   Square::for_rows(x.count, [&]<int Groups>(int64_t m) {
     const PreparedRows rows = rows_from(x, m, 0);
     const uint16_t* const ahead = m == 0 ? w.next : nullptr;
@@ -229,8 +230,8 @@ void accumulate_plain_amx(const PlainPanels& w, const PreparedRows& x, float* ou
         if (ahead == nullptr) return;
         const uint16_t* const next = ahead + p * w.stride + t * kTileWeights;
         for (int64_t i = 0; i < kTileWeights; i += 32) {
-          fetch(next + i);
-          fetch(next + second + i);
+          __builtin_prefetch(next + i, 0, 2);
+          __builtin_prefetch(next + second + i, 0, 2);
         }
       };
       if (second > 0)
