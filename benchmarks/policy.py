@@ -56,8 +56,8 @@ class Machine:
     """A modelled machine says what further rows add to a forward, in exact forwards of one row.
 
     The second row adds `second`, and each further one `row`. A row beyond `kink` rows adds `row`
-    once more. Each row of the target behind a prompt adds `attention`, which the measurements at
-    the start do not show.
+    once more. Behind a prompt each row of the target adds `attention`, and each sequence `cache`;
+    the measurements at the start show neither.
     """
 
     name: str
@@ -66,11 +66,15 @@ class Machine:
     kink: int
     is_noisy: bool
     attention: float = 0.0
+    cache: float = 0.0
 
 
 MACHINES = (
     Machine("memory-bound", 0.03, 0.03, 16, is_noisy=False),
     Machine("memory-bound, long prompts", 0.03, 0.03, 16, is_noisy=False, attention=0.15),
+    Machine(
+        "memory-bound, long batches", 0.03, 0.01, 64, is_noisy=False, attention=0.01, cache=0.1
+    ),
     Machine("compute-bound, noisy", 0.15, 0.15, 64, is_noisy=True),
     Machine("matrix units, noisy", 0.17, 0.02, 16, is_noisy=True),
 )
@@ -111,6 +115,7 @@ class Replayed:
         self.vocabulary = 1 << 20
         self._clock, self._machine, self._exact = clock, machine, exact
         self._attention = EXACT_S * machine.attention if name == "exact" else 0.0
+        self._cache = EXACT_S * machine.cache if name == "exact" else 0.0
         self._first = EXACT_S * record.bytes[name]
         self._operations = EXACT_S * record.operations[name]
         self._said = [(len(text.prompt), text.said[name]) for text in record.texts]
@@ -139,7 +144,8 @@ class Replayed:
         first = self._first * (1.5 if self._clock.is_slow else 1.0)
         further = max(rows - 2, 0) + max(rows - self._machine.kink, 0)
         more = (self._machine.second if rows > 1 else 0.0) + self._machine.row * further
-        attention = self._attention * rows if batch[0].start > 0 else 0.0
+        is_behind_prompt = batch[0].start > 0
+        attention = self._attention * rows + self._cache * len(batch) if is_behind_prompt else 0.0
         self._clock.advance(FORWARD_S + first + self._operations * more + attention)
 
     def verify(

@@ -44,6 +44,22 @@ def test_rows_beyond_those_measured_become_dearer_with_the_others() -> None:
     assert costs.seconds(25) - costs.seconds(5) == pytest.approx(20 * 0.2, rel=0.2)
 
 
+def test_what_a_row_for_each_sequence_takes_says_nothing_of_further_rows() -> None:
+    """Each sequence of a batch of 32 reads its keys and values once, whatever its rows."""
+    measured = {1: 1.0, 16: 1.15, 48: 1.47}
+    costs = RowCosts()
+    costs.begin(measured, 32)
+    other = RowCosts()
+    other.begin(measured)
+    for rows in (32, 40, 64):
+        assert costs.seconds(rows) == pytest.approx(other.seconds(rows))
+    for _ in range(90):
+        costs.add(32, 3.0)
+    assert costs.seconds(32) == pytest.approx(3.0, rel=0.01)
+    for rows in (40, 64):
+        assert costs.seconds(rows) - costs.seconds(32) == pytest.approx(0.01 * (rows - 32))
+
+
 def test_costs_begin_from_a_row_at_least() -> None:
     with pytest.raises(ValueError, match="a measured row at least"):
         RowCosts().begin({})

@@ -14,7 +14,8 @@ namespace specqd {
 void bind_policy(nb::module_& m, nb::module_& testing) {
   nb::class_<RowCosts>(m, "RowCosts", "Seconds of a forward by its number of rows.")
       .def(nb::init<>())
-      .def("begin", &RowCosts::begin, "measured"_a, "Starts from seconds by rows.")
+      .def("begin", &RowCosts::begin, "measured"_a, "first"_a = 1,
+           "Starts from seconds by rows. No forward has fewer rows than `first`.")
       .def("add", &RowCosts::add, "rows"_a, "seconds"_a)
       .def("seconds", &RowCosts::seconds, "rows"_a,
            "Returns the estimate; 0 before anything was measured.");

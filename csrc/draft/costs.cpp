@@ -3,81 +3,83 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <limits>
+#include <numeric>
 #include <stdexcept>
 
 namespace specqd {
 namespace {
 
-constexpr double kRecent = 0.1;   // weight of the newest sample in means and rates
-constexpr double kFaster = 0.2;   // the same of a forward that took less time than expected
+constexpr double kRecent = 0.1;   // weight of the newest sample in rates
 constexpr double kOutlier = 2.0;  // times the expected seconds: the most that a sample counts for
 constexpr double kReading = 0.5;  // weight of the newest part of a prompt: parts are few and long
-// An error changes the factor of further rows this many times as readily as the first row:
-// attention behind a long context can make further rows several times as dear.
-constexpr double kFurtherWeight = 5.0;
-// An error also changes the price of each further row, as readily as the factor of rows that cost
-// this share of the first one. The factor alone leaves rows free that seemed free when measured.
-constexpr double kRowPrice = 0.05;
 constexpr double kThousand = 1000.0;
+
+// How uncertain measured costs are, as standard deviations. Seconds are in those of the first rows.
+constexpr double kFirstDeviation = 0.3;
+constexpr double kSequenceDeviation = 0.1;  // for each sequence but one: its keys and values
+constexpr double kFactorDeviation = 0.5;
+constexpr double kPriceDeviation = 0.05;  // attention behind a long context makes rows dear
+constexpr double kDrift = 0.005;          // variance that comes with each sample
+// How far a sample is from what its forward takes, as a share of that.
+constexpr double kSlowerDeviation = 0.15, kFasterDeviation = 0.05;
 
 }  // namespace
 
-void RowCosts::begin(const MeasuredCosts& measured) {
+void RowCosts::begin(const MeasuredCosts& measured, int64_t first) {
   if (measured.empty()) throw std::invalid_argument("costs begin from a measured row at least");
   measured_.clear();
   for (const auto& [rows, seconds] : measured) {
     measured_.emplace_back(static_cast<double>(rows), seconds);
-    for (auto& [fewer, more] : measured_) more = std::min(more, seconds);  // interference only adds
+    for (auto& [fewer, less] : measured_) less = std::min(less, seconds);  // interference only adds
   }
-  first_s_ = measured_.front().second;
-  row_s_ = 0.0;
-  more_factor_ = 1.0;
-  slope_s_ = 0.0;
-  fewest_ = std::numeric_limits<double>::infinity();
-  for (auto& [rows, seconds] : measured_) seconds -= first_s_;
-  if (const size_t count = measured_.size(); count > 1)
-    slope_s_ = (measured_[count - 1].second - measured_[count - 2].second) /
-               (measured_[count - 1].first - measured_[count - 2].first);
+  first_ = std::max(static_cast<double>(first), measured_.front().first);
+  learned_ = {measured_seconds(first_), 1.0, 0.0};
+  const double first_s = learned_[kFirst];
+  const double deviations[] = {(kFirstDeviation + kSequenceDeviation * (first_ - 1.0)) * first_s,
+                               kFactorDeviation, kPriceDeviation * first_s};
+  covariance_ = {};
+  for (size_t i = 0; i < kParts; ++i)
+    covariance_[i][i] = variances_[i] = deviations[i] * deviations[i];
 }
 
 void RowCosts::add(int64_t rows, double seconds) {
   if (measured_.empty()) begin({{1, seconds}});
-  const auto count = static_cast<double>(rows);
-  const double expected = this->seconds(count);
+  const Parts parts = parts_of(static_cast<double>(rows));
+  const double expected = this->seconds(static_cast<double>(rows));
   const double error = std::min(seconds, kOutlier * expected) - expected;
-  const double step = (error > 0.0 ? kRecent : kFaster) * error;
-  fewest_ = std::min(fewest_, count);
-  const double further = beyond(count);
-  if (further > 0.0 && beyond(fewest_) == 0.0) {  // the others tell what fewer rows cost
-    slope_s_ = std::max(slope_s_ + step / (more_factor_ * further), 0.0);
-    return;
+  const double deviation = (error > 0.0 ? kSlowerDeviation : kFasterDeviation) * expected;
+  double variance = deviation * deviation;
+  Parts shared{};  // covariance of each part with the seconds of this forward
+  for (size_t i = 0; i < kParts; ++i) {
+    covariance_[i][i] += kDrift * variances_[i];
+    for (size_t j = 0; j < kParts; ++j) shared[i] += covariance_[i][j] * parts[j];
+    variance += parts[i] * shared[i];
   }
-  const double row = kRowPrice * first_s_, rows_s = row * (count - measured_.front().first);
-  const double tail = more_factor_ * slope_s_ * further;
-  const double more = more_factor_ * measured_more(count) + tail;
-  const double total =
-      first_s_ * first_s_ + kFurtherWeight * (more * more + rows_s * rows_s + tail * tail);
-  slope_s_ *= 1.0 + step * kFurtherWeight * tail / total;
-  row_s_ = std::max(row_s_ + step * kFurtherWeight * rows_s / total * row, 0.0);
-  more_factor_ *= 1.0 + step * kFurtherWeight * more / total;
-  first_s_ *= 1.0 + step * first_s_ / total;
+  if (variance <= 0.0) return;  // forwards that take no time
+  for (size_t i = 0; i < kParts; ++i) {
+    learned_[i] = std::max(learned_[i] + shared[i] / variance * error, 0.0);
+    for (size_t j = 0; j < kParts; ++j) covariance_[i][j] -= shared[i] * shared[j] / variance;
+  }
 }
 
 double RowCosts::seconds(double rows) const {
   if (measured_.empty()) return 0.0;
-  const double further = std::max(rows - measured_.front().first, 0.0);
-  return first_s_ + row_s_ * further +
-         more_factor_ * (measured_more(rows) + slope_s_ * beyond(rows));
+  const Parts parts = parts_of(rows);
+  return std::inner_product(parts.begin(), parts.end(), learned_.begin(), 0.0);
 }
 
-double RowCosts::measured_more(double rows) const {
-  if (rows <= measured_.front().first) return 0.0;
-  if (rows >= measured_.back().first) return measured_.back().second;
-  const auto above =
-      std::ranges::find_if(measured_, [rows](const auto& point) { return point.first >= rows; });
-  const auto& [high, high_s] = *above;
-  const auto& [low, low_s] = *(above - 1);
+RowCosts::Parts RowCosts::parts_of(double rows) const {
+  const double further = std::max(rows - first_, 0.0);
+  return {1.0, measured_seconds(first_ + further) - measured_seconds(first_), further};
+}
+
+double RowCosts::measured_seconds(double rows) const {
+  const size_t last = measured_.size() - 1;
+  if (last == 0) return measured_[0].second;
+  size_t above = 1;  // beyond the curve's end its last slope goes on
+  while (above < last && measured_[above].first < rows) ++above;
+  const auto& [low, low_s] = measured_[above - 1];
+  const auto& [high, high_s] = measured_[above];
   return low_s + (high_s - low_s) * (rows - low) / (high - low);
 }
 
@@ -90,7 +92,7 @@ const std::shared_ptr<RowCosts>& BatchCosts::of(size_t count) {
   std::shared_ptr<RowCosts>& costs = costs_[std::bit_width(count)];
   if (costs == nullptr) {
     costs = std::make_shared<RowCosts>();
-    if (!measured_.empty()) costs->begin(measured_);
+    if (!measured_.empty()) costs->begin(measured_, static_cast<int64_t>(std::bit_floor(count)));
   }
   return costs;
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -16,33 +17,37 @@ namespace specqd {
 
 using MeasuredCosts = std::map<int64_t, double>;  // seconds by number of rows
 
-// Seconds of a forward by its number of rows: a measured curve, whose first row and whose further
-// rows have each become dearer or cheaper by a factor, and then a slope, which the second factor
-// scales, too. A sample changes the factors by what they contribute to it, or the slope. The factor
-// of further rows changes more: a long context makes these several times as dear, the first row
-// only a little. Interference only adds time: so faster samples weigh more, and none counts for
-// more than twice what was expected. More rows never cost less.
+// Seconds of a forward by its number of rows: those of the first rows, then a measured curve times
+// a factor, and a price for each row besides. A Kalman filter learns the three from forwards: it
+// knows how far each of them is from certain, and so which of them an unexpected time is put down
+// to. The price is needed because a factor would leave rows free that seemed so when they were
+// measured. Interference only adds time: so faster samples weigh more, and none counts for more
+// than twice what was expected. More rows never cost less.
 class RowCosts {
  public:
-  // Starts from seconds by rows, of one row at least.
-  void begin(const MeasuredCosts& measured);
+  // Starts from seconds by rows, of one row at least. No forward has fewer rows than `first`.
+  void begin(const MeasuredCosts& measured, int64_t first = 1);
   void add(int64_t rows, double seconds);
   // Estimated; 0 where nothing was measured yet.
   double seconds(double rows) const;
 
  private:
-  // Measured seconds of the rows after the first one, interpolated.
-  double measured_more(double rows) const;
-  double beyond(double rows) const { return std::max(rows - measured_.back().first, 0.0); }
+  enum : size_t { kFirst, kFactor, kPrice, kParts };
+  using Parts = std::array<double, kParts>;
 
-  std::vector<std::pair<double, double>> measured_;  // rows, seconds beyond those of the first row
-  double first_s_ = 0.0, more_factor_ = 1.0;
-  double slope_s_ = 0.0;  // of each row beyond those that were measured
-  double row_s_ = 0.0;    // added for each further row
-  double fewest_ = 0.0;   // rows of any forward so far
+  // What a forward has of each part: seconds() is the sum of these times `learned_`.
+  Parts parts_of(double rows) const;
+  double measured_seconds(double rows) const;  // interpolated
+
+  std::vector<std::pair<double, double>> measured_;  // rows, seconds
+  double first_ = 1.0;
+  Parts learned_{};  // seconds of the first rows, factor of the curve, seconds of each further row
+  Parts variances_{};  // of these before anything is learned
+  std::array<Parts, kParts> covariance_{};
 };
 
-// RowCosts by batch size: as many rows of more sequences read more keys and values.
+// RowCosts by batch size. As many rows of more sequences read more keys and values; these count
+// with the first row of each sequence, since its further rows read nothing more.
 class BatchCosts {
  public:
   // Starts all sizes from measurements of one sequence.

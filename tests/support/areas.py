@@ -27,7 +27,8 @@ AREAS = {
         "sample_token sampling shared_cache taps"
     ),
     "draft": (
-        "agreement block_drafter chains draft_lengths level* ngram* partial_head policy suggestion"
+        "agreement batch_lengths block_drafter chains draft_lengths level* ngram* partial_head "
+        "policy suggestion"
     ),
     "engine": (
         "context exactness explain preemption prompt_[lp]* prompts reports scheduler scoring "

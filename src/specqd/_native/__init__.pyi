@@ -443,8 +443,8 @@ class RowCosts:
 
     def __init__(self) -> None: ...
 
-    def begin(self, measured: Mapping[int, float]) -> None:
-        """Starts from seconds by rows."""
+    def begin(self, measured: Mapping[int, float], first: int = 1) -> None:
+        """Starts from seconds by rows. No forward has fewer rows than `first`."""
 
     def add(self, rows: int, seconds: float) -> None: ...
 
