@@ -14,13 +14,14 @@ constexpr double kOutlier = 2.0;  // times the expected seconds: the most that a
 constexpr double kReading = 0.5;  // weight of the newest part of a prompt: parts are few and long
 constexpr double kThousand = 1000.0;
 
-// How uncertain measured costs are, as standard deviations. Seconds are in those of the first rows.
+// These standard deviations say how uncertain measured costs are. Those of seconds are shares of
+// the first rows' seconds.
 constexpr double kFirstDeviation = 0.3;
 constexpr double kSequenceDeviation = 0.1;  // for each sequence but one: its keys and values
 constexpr double kFactorDeviation = 0.5;
 constexpr double kPriceDeviation = 0.05;  // attention behind a long context makes rows dear
 constexpr double kDrift = 0.005;          // variance that comes with each sample
-// How far a sample is from what its forward takes, as a share of that.
+// A sample is this far from what its forward usually takes, as a share of that.
 constexpr double kSlowerDeviation = 0.15, kFasterDeviation = 0.05;
 
 }  // namespace

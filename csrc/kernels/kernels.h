@@ -127,7 +127,8 @@ struct Xielu {
   float positive, negative, slope, limit;
 };
 
-constexpr int64_t kPagePositions = 64;  // of a page of the KV cache; a multiple of kBlock
+// A page of the KV cache has so many positions, a multiple of kBlock and a divisor of a chunk's.
+constexpr int64_t kPagePositions = 64;
 
 struct Kernels {
   const char* name;

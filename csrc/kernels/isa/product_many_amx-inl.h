@@ -230,8 +230,8 @@ void accumulate_plain_amx(const PlainPanels& w, const PreparedRows& x, float* ou
         if (ahead == nullptr) return;
         const uint16_t* const next = ahead + p * w.stride + t * kTileWeights;
         for (int64_t i = 0; i < kTileWeights; i += 32) {
-          __builtin_prefetch(next + i, 0, 2);
-          __builtin_prefetch(next + second + i, 0, 2);
+          FetchIntoSecondLevel::from(next + i);
+          FetchIntoSecondLevel::from(next + second + i);
         }
       };
       if (second > 0)
