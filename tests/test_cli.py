@@ -289,6 +289,27 @@ def test_ctrl_c_is_status_130_without_a_traceback(writing: subprocess.Popen[byte
     assert not err.strip()
 
 
+def test_a_ctrl_c_that_python_drops_comes_again() -> None:
+    """Python ignores what is raised while the garbage collector calls back."""
+    program = """
+import signal, sys, time
+import specqd.cli
+
+class Freed:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+def run(arguments):
+    Freed()
+    time.sleep(60)
+
+specqd.cli._run = run
+sys.exit(specqd.cli.main([]))
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert (ran.returncode, ran.stderr) == (130, b"")
+
+
 def test_a_closed_pipe_ends_quietly(writing: subprocess.Popen[bytes]) -> None:
     assert writing.stdout is not None
     assert writing.stderr is not None

@@ -273,3 +273,99 @@ def test_a_process_that_was_forked_in_the_middle_of_a_round_is_refused(
     done(holder)
     with turns.alone():
         pass
+
+
+def take(turns: Turns) -> None:
+    with turns.alone():
+        pass
+
+
+def run_forever(turns: Turns) -> None:
+    turns.run(lambda: None, lambda: False)
+
+
+def press_ctrl_c() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def assert_nothing_is_held(turns: Turns, pool: ThreadPoolExecutor) -> None:
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert not turns.is_within()
+    done(pool.submit(take, turns))
+
+
+def test_ctrl_c_comes_after_the_round_that_it_falls_into(pool: ThreadPoolExecutor) -> None:
+    turns, rounds = Turns(), []
+
+    def step() -> None:
+        press_ctrl_c()
+        rounds.append("ended")
+
+    with pytest.raises(KeyboardInterrupt):
+        turns.run(step, lambda: False)
+    assert rounds == ["ended"]
+    assert_nothing_is_held(turns, pool)
+
+
+def test_ctrl_c_comes_after_a_turn_alone(pool: ThreadPoolExecutor) -> None:
+    turns, steps = Turns(), []
+
+    def step() -> None:
+        with turns.alone():
+            press_ctrl_c()
+            steps.append("ended")
+
+    with pytest.raises(KeyboardInterrupt):
+        step()
+    assert steps == ["ended"]
+    assert_nothing_is_held(turns, pool)
+
+
+def test_a_second_ctrl_c_interrupts_a_round(pool: ThreadPoolExecutor) -> None:
+    turns = Turns()
+
+    def step() -> None:
+        press_ctrl_c()
+        press_ctrl_c()
+        pytest.fail("the round went on")
+
+    with pytest.raises(KeyboardInterrupt):
+        turns.run(step, lambda: False)
+    assert_nothing_is_held(turns, pool)
+
+
+@pytest.mark.parametrize("wait", [run_forever, take])
+def test_ctrl_c_interrupts_the_wait_for_another_threads_round(
+    pool: ThreadPoolExecutor, wait: Callable[[Turns], None]
+) -> None:
+    turns, bell, begun = Turns(), threading.Event(), threading.Event()
+    main = threading.get_ident()
+
+    def step() -> None:
+        begun.set()
+        spin(is_waiting(turns, 1))
+        signal.pthread_kill(main, signal.SIGINT)
+        assert bell.wait(60), "the wait was not interrupted"
+
+    other = pool.submit(turns.run, step, bell.is_set)
+    assert begun.wait(60)
+    with pytest.raises(KeyboardInterrupt):
+        wait(turns)
+    bell.set()
+    done(other)
+    assert_nothing_is_held(turns, pool)
+
+
+def test_a_handler_of_the_callers_own_is_left_in_place() -> None:
+    turns, come = Turns(), []
+
+    def handler(signal_number: int, frame: object) -> None:
+        come.append(signal_number)
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        turns.run(press_ctrl_c, lambda: bool(come))
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert come == [signal.SIGINT]

@@ -3,9 +3,11 @@
 Exit status: 0 done, 1 an error that the user can fix (one line), 2 wrong usage, 130 Ctrl-C.
 """
 
+import _thread
 import errno
 import os
 import sys
+import time
 import warnings
 from collections.abc import Sequence
 from io import TextIOWrapper
@@ -17,10 +19,27 @@ _DESCRIBING = ("chat", "inspect", "pack", "serve")  # commands that say what a m
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line (by default the process's own); returns its exit status."""
+    before, sys.unraisablehook = sys.unraisablehook, _repeat_lost_interrupt
     try:
         return _run(arguments)
     except KeyboardInterrupt:
         return 130
+    finally:
+        sys.unraisablehook = before
+
+
+def _repeat_lost_interrupt(lost: "sys.UnraisableHookArgs") -> None:
+    """Repeats a Ctrl-C that came within a callback of the garbage collector, where Python drops
+    exceptions."""
+    if lost.exc_type is KeyboardInterrupt:
+        _thread.start_new_thread(_interrupt_soon, ())
+    else:
+        sys.__unraisablehook__(lost)
+
+
+def _interrupt_soon() -> None:
+    time.sleep(0.01)  # until the callback has ended
+    _thread.interrupt_main()
 
 
 def _nothing(mode: Literal["r", "w"]) -> TextIO:

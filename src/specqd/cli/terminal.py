@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 
 import click
 
+from specqd.interrupts import HeldBack
+
 try:
     import termios
     import tty
@@ -149,12 +151,14 @@ class ProgressBar:
         self._task: TaskID | None = None
         self._is_over = False
         self._lock = Lock()
-        self._timer = Timer(_PATIENCE, self._show)
-        self._timer.daemon = True
+        self._timer: Timer | None = None
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty() and not is_quiet():
-            self._timer.start()
+            with HeldBack():
+                self._timer = Timer(_PATIENCE, self._show)
+                self._timer.daemon = True
+                self._timer.start()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -162,11 +166,14 @@ class ProgressBar:
 
     def finish(self) -> None:
         """Removes the bar; calls have no effect any more."""
-        self._timer.cancel()
-        with self._lock:
-            self._is_over = True
-            if self._bar is not None:
-                self._bar.stop()
+        if self._timer is None or self._is_over:
+            return
+        with HeldBack():
+            self._timer.cancel()
+            with self._lock:
+                self._is_over = True
+                if self._bar is not None:
+                    self._bar.stop()
 
     def __call__(self, done: int, total: int) -> None:
         with self._lock:

@@ -13,6 +13,7 @@ from threading import Lock, RLock, get_ident
 from weakref import finalize, ref
 
 from specqd.errors import MachineError, RequestError
+from specqd.interrupts import HeldBack
 
 Question = Callable[[], bool]
 
@@ -50,6 +51,9 @@ class Turns:
     The interpreter exits between two rounds, and from then on a daemon thread that hands over its
     turn waits for ever: if it returned from native code later, or freed a model, it would abort the
     process.
+
+    Ctrl-C on the main thread interrupts its waiting at once, and a turn of its own when it passes
+    that on, so that no round ends in its middle.
     """
 
     def __init__(self) -> None:
@@ -74,34 +78,37 @@ class Turns:
 
         is_long: for about as long as a round. Between two rounds there is one such turn at most.
         """
-        self._take(None, is_long=is_long)
-        try:
-            self._had_long |= is_long
-            yield
-        finally:
-            self._hand_over()
+        with HeldBack() as interrupt:
+            self._take(None, interrupt, is_long=is_long)
+            try:
+                self._had_long |= is_long
+                yield
+            finally:
+                self._hand_over()
 
     def run(self, step: Callable[[], None], is_done: Question) -> None:
         """Runs rounds, or waits while another thread runs them, until `is_done`.
 
         is_done: other threads call it too, after each of their rounds.
         """
-        while not is_done() and self._take(is_done):
-            try:
-                while not is_done():
-                    step()
-                    if self._is_awaited():
-                        break
-            finally:
-                self._num_rounds += 1
-                self._had_long = False
-                self._hand_over()
+        with HeldBack() as interrupt:
+            while not (interrupt.has_come or is_done()) and self._take(is_done, interrupt):
+                try:
+                    while not is_done():
+                        step()
+                        if interrupt.has_come or self._is_awaited():
+                            break
+                finally:
+                    self._num_rounds += 1
+                    self._had_long = False
+                    self._hand_over()
 
     def leave(self, command: Callable[[], None]) -> None:
         """Runs `command` between two rounds without waiting: now, or later on another thread."""
-        self._left.append(command)
-        if self._try_take():
-            self._hand_over()
+        with HeldBack():
+            self._left.append(command)
+            if self._try_take():
+                self._hand_over()
 
     def is_within(self) -> bool:
         """Whether the calling thread has the turn, or is passing it on: it must not wait for a
@@ -109,7 +116,9 @@ class Turns:
         is_guarded: bool = self._guard._is_owned()  # type: ignore[attr-defined]
         return is_guarded or self._holder == get_ident()
 
-    def _take(self, is_done: Question | None, *, is_long: bool = False) -> bool:
+    def _take(
+        self, is_done: Question | None, interrupt: HeldBack, *, is_long: bool = False
+    ) -> bool:
         """Waits for the turn; returns False, without the turn, if `is_done` becomes true first."""
         if not self._is_of_this_process():
             raise MachineError(
@@ -130,7 +139,8 @@ class Turns:
                 if self._runners and self._closer is None:  # a round is due
                     waiter.came_after = self._num_rounds
                 (self._askers if is_done is None else self._runners).append(waiter)
-            waiter.wait()
+            with interrupt.allowed():
+                waiter.wait()
         except BaseException:  # KeyboardInterrupt
             self._withdraw(waiter)
             raise
@@ -206,7 +216,7 @@ class Turns:
         last one."""
         if self._is_of_this_process():
             self._closer = get_ident()
-            self._take(None)
+            self._take(None, HeldBack())
 
 
 def _close(turns: "ref[Turns]") -> None:

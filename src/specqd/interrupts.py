@@ -1,0 +1,57 @@
+"""Ctrl-C where it must not strike midway: a round of the model, or the use of Python's locks.
+
+An Event, a Condition or a Thread that is interrupted between taking its lock and the block that
+frees it keeps the lock for ever.
+"""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import current_thread, main_thread
+from types import TracebackType
+from typing import Self
+
+
+class HeldBack:
+    """Holds the first Ctrl-C back until the block ends.
+
+    The second one is raised at once. A handler of the caller's own stays in place, and threads
+    other than the main one get no signals.
+    """
+
+    def __init__(self) -> None:
+        self.has_come = self._may_raise = self._is_handler = False
+
+    def __enter__(self) -> Self:
+        is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if is_default and current_thread() is main_thread():
+            self._is_handler = True
+            signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._is_handler:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self.has_come and kind is not KeyboardInterrupt:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Raises Ctrl-C where it comes, or at once if it has come."""
+        self._may_raise = True
+        try:
+            if self.has_come:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._may_raise = False
+
+    def _handle(self, signal_number: int, frame: object) -> None:
+        if self._may_raise or self.has_come:
+            raise KeyboardInterrupt
+        self.has_come = True
