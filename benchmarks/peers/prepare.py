@@ -33,6 +33,7 @@ CMAKE_OPTIONS = (
     "-DLLAMA_BUILD_UI=OFF",
     "-DLLAMA_USE_PREBUILT_UI=OFF",
     "-DLLAMA_OPENSSL=OFF",
+    f"-DCMAKE_CXX_FLAGS=-include {Path(__file__).with_name('tile_config.h').resolve()}",
 )
 MXFP4_GROUP = 32
 BF16_FILE = 32  # llama.cpp's number of the file type
