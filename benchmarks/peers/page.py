@@ -249,8 +249,10 @@ def main() -> None:
 
     add("chat", "chat", text_table)
     add("decode", "decode", decode_table)
-    add("formats", "formats", formats_table)
-    add("formats-sets", "formats", sets_table)
+    for file in options.results.glob("peers-formats*.json"):  # one for each machine
+        experiment = file.stem.removeprefix("peers-")
+        add(experiment, experiment, formats_table)
+        add(f"{experiment}-sets", experiment, sets_table)
     add("text", "text", text_table)
     by_acceptance = {
         acceptance: json.loads(file.read_text())
