@@ -321,6 +321,19 @@ def test_ctrl_c_comes_after_a_turn_alone(pool: ThreadPoolExecutor) -> None:
     assert_nothing_is_held(turns, pool)
 
 
+def test_a_turn_alone_can_allow_ctrl_c(pool: ThreadPoolExecutor) -> None:
+    turns = Turns()
+
+    def load() -> None:
+        with turns.alone() as interrupt, interrupt.allowed():
+            press_ctrl_c()
+            pytest.fail("the load went on")
+
+    with pytest.raises(KeyboardInterrupt):
+        load()
+    assert_nothing_is_held(turns, pool)
+
+
 def test_a_second_ctrl_c_interrupts_a_round(pool: ThreadPoolExecutor) -> None:
     turns = Turns()
 

@@ -1,4 +1,4 @@
-"""Ctrl-C where it must not strike midway: a round of the model, or the use of Python's locks.
+"""Ctrl-C, held back in a round of the model and while Python's locks are taken. Knows no models.
 
 An Event, a Condition or a Thread that is interrupted between taking its lock and the block that
 frees it keeps the lock for ever.
@@ -23,9 +23,9 @@ class HeldBack:
         self.has_come = self._may_raise = self._is_handler = False
 
     def __enter__(self) -> Self:
-        is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if is_default and current_thread() is main_thread():
-            self._is_handler = True
+        if current_thread() is main_thread():
+            self._is_handler = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if self._is_handler:
             signal.signal(signal.SIGINT, self._handle)
         return self
 

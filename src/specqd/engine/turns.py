@@ -73,8 +73,9 @@ class Turns:
         self._left: deque[Callable[[], None]] = deque()
 
     @contextmanager
-    def alone(self, *, is_long: bool = False) -> Iterator[None]:
-        """Holds the turn, between two rounds of other threads.
+    def alone(self, *, is_long: bool = False) -> Iterator[HeldBack]:
+        """Holds the turn, between two rounds of other threads. Yields what holds Ctrl-C back, so
+        that a longer part can allow it.
 
         is_long: for about as long as a round. Between two rounds there is one such turn at most.
         """
@@ -82,7 +83,7 @@ class Turns:
             self._take(None, interrupt, is_long=is_long)
             try:
                 self._had_long |= is_long
-                yield
+                yield interrupt
             finally:
                 self._hand_over()
 

@@ -103,7 +103,8 @@ class LLM:
         self.defaults = read_generation_defaults(self.directory)
         self._small, self._drafts, specs = small, checked.drafts, checked.specs
         self.turns = Turns()
-        with self.turns.alone():  # the interpreter waits for it at exit
+        # The interpreter waits for it at exit; Ctrl-C interrupts it.
+        with self.turns.alone() as interrupt, interrupt.allowed():
             progress = self._drafts.overall(specs, progress)
             opened = Model.open(
                 self.directory,
@@ -176,7 +177,7 @@ class LLM:
         """
         inputs.check_words(draft)
         precision, own = self.model.precision, self.model.config
-        with self.turns.alone():
+        with self.turns.alone() as interrupt, interrupt.allowed():
             other = copy(self)
             if reload:
                 other._drafts = Drafts(self.directory, precision, self.tokenizer)
