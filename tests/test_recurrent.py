@@ -178,6 +178,24 @@ def test_a_level_that_rolls_back_behind_its_states_reads_the_text_again(
     assert step.tokens[0] == plainly(model, request).emissions[0].token
 
 
+def test_a_draft_ahead_of_the_states_goes_on_at_their_end(
+    model: Model, rng: np.random.Generator
+) -> None:
+    """The exact weights roll back the states that they share with the draft, which still knows
+    the rows that it has read."""
+    sequence = request_of(rng, 100).sequence()
+    drafting = model.as_draft()
+    draft = Level(drafting, NoDraft())
+    exact, ahead = model.context(sequence), drafting.context(sequence)
+    model.forward([Rows(exact, 0, sequence.tokens[:80], 0)])
+    assert draft.num_unread(sequence) == 19  # it follows the exact context
+    drafting.forward([Rows(ahead, 80, sequence.tokens[80:], 0)])
+    assert draft.num_unread(sequence) == 0
+    model.forward([Rows(exact, 70, sequence.tokens[70:80], 0)])
+    assert draft.num_unread(sequence) == 19
+    model.release(sequence)
+
+
 def test_a_fork_continues_from_a_copy_of_the_states(model: Model, rng: np.random.Generator) -> None:
     for length in AROUND_ANCHORS:
         first = request_of(rng, length, 40)

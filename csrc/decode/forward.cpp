@@ -134,7 +134,9 @@ std::shared_ptr<Context> ModelForward::context(const std::shared_ptr<Sequence>& 
 
 size_t ModelForward::resumable(const Context& context, size_t position) const {
   const auto at = static_cast<int64_t>(position);
-  return cache_->states().can_continue(context.slot(), at) ? position : 0;
+  const int64_t start = cache_->states().last_start(context.slot(), at);
+  // The rows before an earlier start may be a draft's, from which exact rows must not continue.
+  return exact_ == nullptr && start < at ? 0 : static_cast<size_t>(start);
 }
 
 std::shared_ptr<Context> ModelForward::held(const Sequence& sequence) const {

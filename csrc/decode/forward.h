@@ -40,7 +40,7 @@ class LevelModel {
   // This model's context for a sequence; it is made on first use.
   virtual std::shared_ptr<Context> context(const std::shared_ptr<Sequence>& sequence) = 0;
   // The last position, at most `position`, from which a forward of the context can continue. It is
-  // 0 if the state of recurrent layers at `position` is lost.
+  // 0 if the state of recurrent layers at `position` is lost, unless a draft finds an earlier one.
   virtual size_t resumable(const Context& context, size_t position) const {
     (void)context;
     return position;

@@ -163,11 +163,16 @@ void RecurrentStates::forget_earlier(int sequence) {
   if (has(sequence)) of(sequence).earlier.clear();
 }
 
-bool RecurrentStates::can_continue(int sequence, int64_t position) const {
-  if (!exist() || position == 0) return true;
+int64_t RecurrentStates::last_start(int sequence, int64_t position) const {
+  if (!exist()) return position;
   const auto found = held_.find(sequence);
-  if (found == held_.end()) return false;
-  return found->second.committed <= position && position <= found->second.length;
+  if (found == held_.end()) return 0;
+  const int64_t last = std::min(position, found->second.length);
+  return found->second.committed <= last ? last : 0;
+}
+
+bool RecurrentStates::can_continue(int sequence, int64_t position) const {
+  return last_start(sequence, position) == position;
 }
 
 void RecurrentStates::begin_forward() {

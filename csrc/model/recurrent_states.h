@@ -116,7 +116,8 @@ class RecurrentStates {
   // Forgets all saved states except the newest, after they were cached.
   void forget_earlier(int sequence);
 
-  // Whether a forward may begin at `position`: true for 0.
+  // The last position up to this one at which a forward may begin. 0 is always one.
+  int64_t last_start(int sequence, int64_t position) const;
   bool can_continue(int sequence, int64_t position) const;
   // Plans a forward over positions [start, end). No later forward may begin before `settled`,
   // except at 0. Until `finish`, the sequences can continue only at 0.
