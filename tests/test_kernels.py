@@ -37,6 +37,7 @@ from support.kernel_values import (
     with_exponents,
 )
 
+PAGE = 64  # positions of a page of the KV cache
 DRAFT_BLOCK = 40  # bytes: inputs, scale, correction
 
 # --- The same bits on every instruction set -----------------------------------------------------
@@ -102,24 +103,64 @@ def test_products_at_the_edges_of_fp32_have_the_portable_bits(
     for both in (126, 127, 128, 129, 380, 381, 382):  # the sum of the biased exponents of factors
         least, most = max(2, both - 254), min(254, both - 2)
         of_weights = np.repeat(rng.integers(least, most, tiles, endpoint=True), BLOCK)
-        matrix = tiled(with_exponents(rng, np.tile(of_weights, (PANEL, 1))))
+        page = tiled(with_exponents(rng, np.tile(of_weights, (PAGE, 1)))).reshape(1, -1)
         for rows in (1, 3, 4, 7):
             x = bf16_values(with_exponents(rng, np.tile(both - of_weights, (rows, 1))))
-            start = np.zeros((rows, PANEL), np.float32)
-            expected = PORTABLE.accumulate_plain(matrix, x, start)
-            assert_same_bits(table.accumulate_plain(matrix, x, start), expected)
+            expected = PORTABLE.score_keys(page, 0, PAGE, x)
+            assert_same_bits(table.score_keys(page, 0, PAGE, x), expected)
+
+
+def blocks_of_pages(rng: np.random.Generator) -> tuple[int, int, int]:
+    """A number of pages, and the first and the end of the positions that attention reads there."""
+    pages = int(rng.integers(1, 9))
+    begin = BLOCK * int(rng.integers(PAGE // BLOCK))
+    end = (pages - 1) * PAGE + BLOCK * int(rng.integers(1, PAGE // BLOCK, endpoint=True))
+    return pages, begin if begin < end else 0, end
 
 
 @each_other_isa
-def test_attention_products_have_the_portable_bits(isa: str, rng: np.random.Generator) -> None:
+def test_scores_have_the_portable_bits(isa: str, rng: np.random.Generator) -> None:
     table = testing.kernels(isa)
     for rows in ROWS:
-        panels, tiles = int(rng.integers(1, 4)), int(rng.integers(1, 9))
-        plain = tiled(any_finite(rng, panels * PANEL, tiles * BLOCK))
-        x = random_inputs(rng, rows, tiles * BLOCK)
-        start = random_inputs(rng, rows, panels * PANEL)
-        expected = PORTABLE.accumulate_plain(plain, x, start)
-        assert_same_bits(table.accumulate_plain(plain, x, start), expected)
+        count, begin, end = blocks_of_pages(rng)
+        width = BLOCK * int(rng.integers(1, 9))
+        pages = np.stack([tiled(any_finite(rng, PAGE, width)).ravel() for _ in range(count)])
+        queries = random_inputs(rng, rows, width)
+        expected = PORTABLE.score_keys(pages, begin, end, queries)
+        assert_same_bits(table.score_keys(pages, begin, end, queries), expected)
+
+
+@each_other_isa
+def test_sums_of_values_have_the_portable_bits(isa: str, rng: np.random.Generator) -> None:
+    table = testing.kernels(isa)
+    for rows in ROWS:
+        count, begin, end = blocks_of_pages(rng)
+        width = PANEL * int(rng.integers(1, 9))
+        pages = np.stack([tiled(any_finite(rng, width, PAGE)).ravel() for _ in range(count)])
+        weights = random_inputs(rng, rows, end - begin)
+        expected = PORTABLE.sum_values(pages, begin, end, weights)
+        assert_same_bits(table.sum_values(pages, begin, end, weights), expected)
+
+
+def test_attention_products_are_those_of_a_matrix(rng: np.random.Generator) -> None:
+    """Pages are matrices, and sums go on from one page to the next."""
+    for rows in ROWS:
+        count, begin, end = blocks_of_pages(rng)
+        width = BLOCK * int(rng.integers(1, 9))
+        keys = weights_of("gaussian", rng, count * PAGE, width)
+        queries = random_inputs(rng, rows, width)
+        pages = tiled(keys).reshape(count, -1)
+        scores = PORTABLE.score_keys(pages, begin, end, queries)
+        packed = PORTABLE.pack(tiled(keys[begin:end]), "fp4", True)
+        assert_same_bits(scores, PORTABLE.product("exact", packed, queries))
+
+        values = weights_of("gaussian", rng, width, count * PAGE)
+        weights = random_inputs(rng, rows, end - begin)
+        parts = values.reshape(width, count, PAGE).swapaxes(0, 1)
+        pages = np.stack([tiled(part).ravel() for part in parts])
+        sums = PORTABLE.sum_values(pages, begin, end, weights)
+        packed = PORTABLE.pack(tiled(values[:, begin:end]), "fp4", True)
+        assert_same_bits(sums, PORTABLE.product("exact", packed, weights))
 
 
 @each_other_isa

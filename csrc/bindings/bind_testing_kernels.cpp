@@ -69,6 +69,20 @@ Out<float> product(TestedTable table, const std::string& precision, const Packed
   return out;
 }
 
+// Pages of keys or values, [pages, kPagePositions * width].
+class TestedPages {
+ public:
+  TestedPages(In<uint16_t, 2> words, int64_t begin, int64_t end) {
+    for (size_t i = 0; i < words.shape(0); ++i) pages_.push_back(words.data() + i * words.shape(1));
+    view_ = {pages_.data(), begin, end, static_cast<int64_t>(words.shape(1)) / kPagePositions};
+  }
+  const KvPages& view() const { return view_; }
+
+ private:
+  std::vector<const uint16_t*> pages_;
+  KvPages view_;
+};
+
 void bind_products(nb::class_<TestedTable, KernelTable>& table) {
   table.def("unpack", &unpack)
       .def("prepare",
@@ -78,15 +92,26 @@ void bind_products(nb::class_<TestedTable, KernelTable>& table) {
              return copy_array(rows.data.data(), {x.shape(0), rows.stride});
            })
       .def("product", &product, "precision"_a, "packed"_a, "x"_a, "first"_a = 0, "last"_a = -1)
-      .def("accumulate_plain", [](TestedTable k, In<uint16_t, 3> tiles, In<float, 2> x,
-                                  In<float, 2> start) {
+      .def("score_keys",
+           [](TestedTable k, In<uint16_t, 2> pages, int64_t begin, int64_t end,
+              In<float, 2> queries) {
+             const FlushSubnormals flush;
+             const TestedPages keys(pages, begin, end);
+             const Prepared rows =
+                 prepare(*k.at, Precision::kExact, queries, keys.view().width / kBlock);
+             auto out = new_array<float>({queries.shape(0), static_cast<size_t>(end - begin)});
+             PagesAhead ahead{keys.view(), keys.view()};
+             k.at->score_keys(keys.view(), rows.view(), out.data(), end - begin, ahead);
+             return out;
+           })
+      .def("sum_values", [](TestedTable k, In<uint16_t, 2> pages, int64_t begin, int64_t end,
+                            In<float, 2> weights) {
         const FlushSubnormals flush;
-        const auto panels = static_cast<int64_t>(tiles.shape(0));
-        const auto count = static_cast<int64_t>(tiles.shape(1));
-        const Prepared rows = prepare(*k.at, Precision::kExact, x, count);
-        auto out = copy_array(start.data(), {start.shape(0), start.shape(1)});
-        const PlainPanels w{tiles.data(), panels, count, count * kTileWeights, tiles.data()};
-        k.at->accumulate_plain(w, rows.view(), out.data(), static_cast<int64_t>(start.shape(1)));
+        const TestedPages values(pages, begin, end);
+        const Prepared rows = prepare(*k.at, Precision::kExact, weights, (end - begin) / kBlock);
+        auto out = new_array<float>({weights.shape(0), static_cast<size_t>(values.view().width)});
+        PagesAhead ahead{values.view(), values.view()};
+        k.at->sum_values(values.view(), rows.view(), out.data(), ahead);
         return out;
       });
 }
@@ -179,7 +204,7 @@ void bind_elementwise(nb::class_<TestedTable, KernelTable>& table) {
              const size_t pages = (scores.shape(0) + kPagePositions - 1) / kPagePositions;
              auto page_sums = new_array<float>({pages});
              const auto part = k.at->softmax_part(out.data(), length(scores), begin, end, scale,
-                                                  page_sums.data());
+                                                  page_sums.data(), nullptr);
              return std::make_tuple(out, part.maximum, part.sum, page_sums);
            })
       .def("merge_part", [](TestedTable k, In<float, 1> values, float maximum, float sum,

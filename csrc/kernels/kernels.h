@@ -49,16 +49,6 @@ struct PreparedRows {
   int64_t count = 0;
 };
 
-// Panels of plain BF16 tiles. `next` points to the same number of panels that the next call will
-// multiply, so that this call can prefetch them; it may be null.
-struct PlainPanels {
-  const uint16_t* data = nullptr;
-  int64_t panels = 0;
-  int64_t tiles = 0;   // per panel
-  int64_t stride = 0;  // weights from one panel to the next
-  const uint16_t* next = nullptr;
-};
-
 // The format of the draft weights; formats/fp4.py describes them.
 enum class DraftFormat : int { kMxfp4Floor = 0, kMxfp4 = 1, kFp4 = 2 };
 
@@ -129,6 +119,23 @@ struct Xielu {
 
 // A page of the KV cache has so many positions, a multiple of kBlock and a divisor of a chunk's.
 constexpr int64_t kPagePositions = 64;
+constexpr int64_t kPageTiles = kPagePositions / kBlock;  // of a panel of its values
+
+// The keys or the values of positions [begin, end) in a list of pages, which are BF16 tiles: those
+// of keys are matrices [positions, width], those of values [width, positions]. `begin` is in the
+// first page, and both are multiples of kBlock. The width is padded to whole tiles.
+struct KvPages {
+  const uint16_t* const* pages = nullptr;
+  int64_t begin = 0, end = 0;
+  int64_t width = 0;
+};
+
+// What attention reads after the keys of a chunk: its values, then the keys of the next chunk, if
+// that is known. Kernels prefetch it in their own way, and may count what they have prefetched.
+struct PagesAhead {
+  KvPages values, keys;
+  int64_t page = 0, line = 0;  // the next page of both lists, and the next line of each half of it
+};
 
 struct Kernels {
   const char* name;
@@ -151,13 +158,13 @@ struct Kernels {
   void (*draft_product)(const PackedMatrix& w, int64_t first, int64_t last, const PreparedRows& x,
                         float* out, int64_t out_stride);
 
-  // Adds the same exact sums over plain panels to `out`; those of panel p are at
-  // out[m * out_stride + 16 * p + n]. x.data points to the prepared inputs of the first tile.
-  // Attention uses this product.
-  void (*accumulate_plain)(const PlainPanels& w, const PreparedRows& x, float* out,
-                           int64_t out_stride);
-  // Bytes per block of 32 inputs in a prepared exact row.
-  size_t exact_block_bytes;
+  // The same exact sums for attention: scores[m * stride + i] of query m and the key of position
+  // begin + i, and out[m * width + d] of the weights of query m, which begin at position `begin`,
+  // and element d of all values.
+  void (*score_keys)(const KvPages& keys, const PreparedRows& queries, float* scores,
+                     int64_t stride, PagesAhead& ahead);
+  void (*sum_values)(const KvPages& values, const PreparedRows& weights, float* out,
+                     PagesAhead& ahead);
 
   // Packing.
 
@@ -207,12 +214,12 @@ struct Kernels {
   // Replaces each by exp(scale * score - maximum), or by zero where it is not visible, and returns
   // the maximum of the scaled scores and the sum of the results. n is a multiple of 32. If no
   // position is visible, the maximum is -infinity and the sum 0. `page_sums` takes the sums of the
-  // results by page, unless it is null.
+  // results by page, unless it is null; so may `ahead` be.
   struct SoftmaxPart {
     float maximum, sum;
   };
   SoftmaxPart (*softmax_part)(float* scores, int64_t n, int64_t begin, int64_t end, float scale,
-                              float* page_sums);
+                              float* page_sums, PagesAhead* ahead);
   // Merges the part of a later chunk (its values [n], maximum and sum) into the running part, as in
   // online softmax.
   void (*merge_part)(float* values, SoftmaxPart* running, const float* part_values,

@@ -69,6 +69,7 @@ class KvView {
     view.skipped_ = choice.skipped_by_all();
     return view;
   }
+  using Page = uint16_t* (KvView::*)(int64_t) const;  // keys or values
   uint16_t* keys(int64_t page) const {
     const int32_t at = stored(page);
     return strip_ + at / kFramePages * frame_words_ + at % kFramePages * key_words_;

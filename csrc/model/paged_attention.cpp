@@ -13,7 +13,6 @@ namespace {
 
 constexpr int64_t kRowsAtOnce = 64;  // queries per product: rows times heads of the group
 constexpr int64_t kPartsAhead = 4;
-constexpr int64_t kPageTiles = kPagePositions / kBlock;
 constexpr int64_t kChunkPages = kChunkPositions / kPagePositions;
 // This is not a power of two: rows of scores would then share few sets of the first-level cache.
 constexpr int64_t kScoreStride = kChunkPositions + kPanel;
@@ -132,60 +131,58 @@ PagedAttention::ItemRange PagedAttention::find_range(const KvCache& cache,
           (end + kBlock - 1) / kBlock * kBlock};
 }
 
-const uint16_t* PagedAttention::keys_at(const ItemRange& range, int64_t position) const {
-  return range.view.keys(position / kPagePositions) +
-         position % kPagePositions / kPanel * shape_.key_tiles() * kTileWeights;
+KvPages PagedAttention::list_pages(const ItemRange& range, KvView::Page page, int64_t width,
+                                   PageList& pages) {
+  const int64_t first = range.begin / kPagePositions, start = first * kPagePositions;
+  for (int64_t at = start; at < range.end; at += kPagePositions)
+    pages[static_cast<size_t>((at - start) / kPagePositions)] =
+        (range.view.*page)(at / kPagePositions);
+  return {pages.data(), range.begin - start, range.end - start, width};
 }
 
-const uint16_t* PagedAttention::values_at(const ItemRange& range, int64_t position) const {
-  return range.view.values(position / kPagePositions) +
-         position % kPagePositions / kBlock * kTileWeights;
+KvPages PagedAttention::keys_of(const ItemRange& range, PageList& pages) const {
+  return list_pages(range, &KvView::keys, shape_.key_tiles() * kBlock, pages);
+}
+
+KvPages PagedAttention::values_of(const ItemRange& range, PageList& pages) const {
+  return list_pages(range, &KvView::values, shape_.value_width(), pages);
 }
 
 void PagedAttention::run(const KvCache& cache, const AttentionPlace& place, int64_t wave,
                          int64_t first, int64_t last, int thread) {
-  const int64_t threads = std::ssize(scores_);
+  const int64_t threads = std::ssize(scores_), group = shape_.group();
   auto* const scores = reinterpret_cast<float*>(scores_[static_cast<size_t>(thread)].data());
   uint8_t* const weights = weights_[static_cast<size_t>(thread)].data();
+  PageList keys, values, next_keys;
   for (int64_t item = first; item < last; ++item) {
     const ItemRange now = find_range(cache, place, wave, item);
-    if (!now.is_empty()) score(now, scores);
-    weigh(now, place.reach, scores, weights);
-    if (now.is_empty()) continue;
-    const uint16_t* next = nullptr;
-    // At `last` the thread's next item is not known: this is a guess.
-    const int64_t following = item + 1 < last ? item + 1 : item + threads;
+    PagesAhead ahead;
+    // After `last` this is a guess: that the other threads claim as many items first.
+    const int64_t following = item + 1 < last ? item + 1 : last + (threads - 1) * (last - first);
     if (following < passes(wave) * shape_.kv_heads) {
       const ItemRange after = find_range(cache, place, wave, following);
-      if (!after.is_empty()) next = keys_at(after, after.begin);
+      if (!after.is_empty()) ahead.keys = keys_of(after, next_keys);
     }
-    sum_values(now, weights, next);
+    if (now.is_empty()) {
+      weigh(now, place.reach, scores, weights, ahead);
+      continue;
+    }
+    ahead.values = values_of(now, values);
+    const int64_t products = now.pass.count * group;
+    const int64_t row = sequences_[static_cast<size_t>(now.pass.sequence)].first_row;
+    kernels_.score_keys(keys_of(now, keys),
+                        {query(row + now.pass.first, now.kv_head * group), query_bytes_, products},
+                        scores, kScoreStride, ahead);
+    weigh(now, place.reach, scores, weights, ahead);
+    kernels_.sum_values(ahead.values, {weights, weight_bytes_, products},
+                        part_values(now.pass.part, now.kv_head * group), ahead);
   }
 }
 
-// Computes the scores of all queries of the pass, from the range's first position.
-void PagedAttention::score(const ItemRange& range, float* scores) {
-  const int64_t group = shape_.group(), products = range.pass.count * group;
-  const int64_t first_row = sequences_[static_cast<size_t>(range.pass.sequence)].first_row;
-  const PreparedRows queries{query(first_row + range.pass.first, range.kv_head * group),
-                             query_bytes_, products};
-  for (int64_t i = 0; i < products; ++i)
-    std::memset(scores + i * kScoreStride, 0,
-                static_cast<size_t>(range.end - range.begin) * sizeof(float));
-  const int64_t stride = shape_.key_tiles() * kTileWeights;
-  for (int64_t at = range.begin, to; at < range.end; at = to) {
-    to = std::min(range.end, (at / kPagePositions + 1) * kPagePositions);
-    const uint16_t* const next =
-        to < range.end ? keys_at(range, to) : values_at(range, range.begin);
-    kernels_.accumulate_plain(
-        {keys_at(range, at), (to - at) / kPanel, shape_.key_tiles(), stride, next}, queries,
-        scores + (at - range.begin), kScoreStride);
-  }
-}
-
-// Turns scores into prepared weights, and zeroes the sums for sum_values(). The sums of weights by
-// page come from the weights before they are prepared.
-void PagedAttention::weigh(const ItemRange& range, Reach reach, float* scores, uint8_t* weights) {
+// Turns scores into prepared weights; without any, zeroes the sums of values. The sums of weights
+// by page come from the weights before they are prepared.
+void PagedAttention::weigh(const ItemRange& range, Reach reach, float* scores, uint8_t* weights,
+                           PagesAhead& ahead) {
   const Pass& pass = range.pass;
   const SequenceRows& rows = sequences_[static_cast<size_t>(pass.sequence)];
   const int64_t group = shape_.group(), count = std::max<int64_t>(range.end - range.begin, 0);
@@ -196,9 +193,10 @@ void PagedAttention::weigh(const ItemRange& range, Reach reach, float* scores, u
     const int64_t head = range.kv_head * group + i % group, part = pass.part + i / group;
     auto& sums = part_sums_[part_index(part, head)];
     sums = {-std::numeric_limits<float>::infinity(), 0.0f};
-    std::memset(part_values(part, head), 0,
-                static_cast<size_t>(shape_.value_width()) * sizeof(float));
-    if (count == 0) continue;
+    if (count == 0) {
+      std::fill_n(part_values(part, head), shape_.value_width(), 0.0f);
+      continue;
+    }
     const int64_t from = std::max(reach.begin(position), range.begin) - range.begin;
     const int64_t to = std::min(reach.end(rows, position), range.end) - range.begin;
     float* const row_scores = scores + i * kScoreStride;
@@ -207,27 +205,10 @@ void PagedAttention::weigh(const ItemRange& range, Reach reach, float* scores, u
     const size_t weighed = weighs(row) ? page_sums_index(row, head, pass.chunk) : 0;
     float* const page_sums = weighs(row) ? page_sums_.data() + weighed * kChunkPages : nullptr;
     if (page_sums != nullptr) std::fill_n(page_sums, kChunkPages, 0.0f);
-    sums = kernels_.softmax_part(row_scores, count, from, to, scale, page_sums);
+    sums = kernels_.softmax_part(row_scores, count, from, to, scale, page_sums, &ahead);
     if (page_sums != nullptr) chunk_maxima_[weighed] = sums.maximum;
     kernels_.prepare_exact(row_scores, count, count / kBlock,
                            weights + static_cast<size_t>(i) * weight_bytes_);
-  }
-}
-
-// Sums the range's values by their weights, and prefetches `next`.
-void PagedAttention::sum_values(const ItemRange& range, const uint8_t* weights,
-                                const uint16_t* next) {
-  const int64_t group = shape_.group(), width = shape_.value_width();
-  float* const out = part_values(range.pass.part, range.kv_head * group);
-  for (int64_t at = range.begin, to; at < range.end; at = to) {
-    to = std::min(range.end, (at / kPagePositions + 1) * kPagePositions);
-    const PreparedRows x{
-        weights + static_cast<size_t>((at - range.begin) / kBlock) * kernels_.exact_block_bytes,
-        weight_bytes_, range.pass.count * group};
-    kernels_.accumulate_plain(
-        {values_at(range, at), width / kPanel, (to - at) / kBlock, kPageTiles * kTileWeights,
-         to < range.end ? values_at(range, to) : next},
-        x, out, width);
   }
 }
 

@@ -9,6 +9,7 @@
 // pages, and nothing else changes: keys and queries were rotated by their real positions before.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -108,6 +109,7 @@ class PagedAttention {
     int64_t begin, end;
     bool is_empty() const { return begin >= end; }
   };
+  using PageList = std::array<const uint16_t*, kChunkPositions / kPagePositions>;
 
   bool weighs(int64_t row) const {
     return !weighed_rows_.empty() && weighed_rows_[static_cast<size_t>(row)] != kNotWeighed;
@@ -120,11 +122,12 @@ class PagedAttention {
   float* part_values(int64_t part, int64_t head);
   ItemRange find_range(const KvCache& cache, const AttentionPlace& place, int64_t wave,
                        int64_t item) const;
-  const uint16_t* keys_at(const ItemRange& range, int64_t position) const;
-  const uint16_t* values_at(const ItemRange& range, int64_t position) const;
-  void score(const ItemRange& range, float* scores);
-  void weigh(const ItemRange& range, Reach reach, float* scores, uint8_t* weights);
-  void sum_values(const ItemRange& range, const uint8_t* weights, const uint16_t* next);
+  static KvPages list_pages(const ItemRange& range, KvView::Page page, int64_t width,
+                            PageList& pages);
+  KvPages keys_of(const ItemRange& range, PageList& pages) const;
+  KvPages values_of(const ItemRange& range, PageList& pages) const;
+  void weigh(const ItemRange& range, Reach reach, float* scores, uint8_t* weights,
+             PagesAhead& ahead);
 
   AttentionShape shape_;
   Reach longest_;

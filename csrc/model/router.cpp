@@ -83,7 +83,8 @@ void Router::weigh(std::span<Choice> chosen, float* scores) const {
   for (int64_t i = 0; is_of_chosen && i < among; ++i)
     scores[i] = chosen[static_cast<size_t>(i)].weight;
   std::fill(scores + among, scores + pad(among), 0.0f);
-  const float sum = traits_.kernels.softmax_part(scores, pad(among), 0, among, 1.0f, nullptr).sum;
+  const float sum =
+      traits_.kernels.softmax_part(scores, pad(among), 0, among, 1.0f, nullptr, nullptr).sum;
   for (int64_t i = 0; i < std::ssize(chosen); ++i) {
     Choice& each = chosen[static_cast<size_t>(i)];
     each.weight = scores[is_of_chosen ? i : each.expert] / sum;

@@ -113,7 +113,8 @@ void print_elementwise(Pool& pool, const Kernels& kernels) {
   std::vector<uint16_t> weight(kCount);
   pool.run([&](Team& team) {  // on a thread that the core started
     if (team.thread() != 1) return;
-    const auto part = kernels.softmax_part(scores.data(), kCount, 3, kCount - 5, 7.5f, nullptr);
+    const auto part =
+        kernels.softmax_part(scores.data(), kCount, 3, kCount - 5, 7.5f, nullptr, nullptr);
     kernels.silu_times(gate.data(), scores.data(), kCount, out.data());
     kernels.round_bf16(gate.data(), kCount, weight.data());
     kernels.rms_norm(gate.data(), weight.data(), kCount, 1e-6f, 1.0f, gate.data());

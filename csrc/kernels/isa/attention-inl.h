@@ -21,8 +21,15 @@ inline F16 scale_scores(float* scores, int64_t i, int64_t begin, int64_t end, fl
   return scaled;
 }
 
-Kernels::SoftmaxPart softmax_part(float* scores, int64_t n, int64_t begin, int64_t end, float scale,
-                                  float* page_sums) {
+// Prefetches nothing between exponentials.
+struct NoLines {
+  explicit NoLines(PagesAhead*) {}
+  void after_vector(int64_t) {}
+};
+
+template <class Lines>
+Kernels::SoftmaxPart softmax_part_by(float* scores, int64_t n, int64_t begin, int64_t end,
+                                     float scale, float* page_sums, PagesAhead* ahead) {
   F16 maximum = splat(kMinusInfinity);
   for (int64_t i = 0; i < n; i += kLanes)
     maximum = max(scale_scores(scores, i, begin, end, scale), maximum);
@@ -34,6 +41,7 @@ Kernels::SoftmaxPart softmax_part(float* scores, int64_t n, int64_t begin, int64
     return {kMinusInfinity, 0.0f};
   }
   F16 sum{};
+  Lines lines(ahead);
   for (int64_t first = 0; first < n; first += kPagePositions) {
     const int64_t last = first + kPagePositions < n ? first + kPagePositions : n;
     F16 page{};
@@ -42,6 +50,7 @@ Kernels::SoftmaxPart softmax_part(float* scores, int64_t n, int64_t begin, int64
       store(scores + i, p);
       sum = sum + p;
       page = page + p;
+      lines.after_vector(i / kLanes);
     }
     if (page_sums != nullptr) page_sums[first / kPagePositions] = sum_lanes(page);
   }

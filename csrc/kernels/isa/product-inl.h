@@ -202,21 +202,6 @@ void exact_product_by(const PackedMatrix& w, int64_t first, int64_t last, const 
   if (x.count > 0) ExactProduct<S, Plain>(w, x, out, out_stride).multiply(first, last);
 }
 
-template <class S, class Plain = PlainAhead>
-void accumulate_plain_by(const PlainPanels& w, const PreparedRows& x, float* out,
-                         int64_t out_stride) {
-  if (x.count == 0) return;
-  const typename S::Scope scope(x.count);
-  for (int64_t p = 0; p < w.panels; ++p) {
-    const uint16_t* const tiles = w.data + p * w.stride;
-    float* const at = out + p * kPanel;
-    if (w.next == nullptr)
-      S::multiply(tiles, w.tiles, x, at, out_stride, Nothing{});
-    else
-      S::multiply(tiles, w.tiles, x, at, out_stride, Plain(w.next + p * w.stride, w.tiles));
-  }
-}
-
 // Multiplies any number of rows in groups. The instruction set S provides
 //   kRows                          the most rows that it multiplies at once
 //   kBlockBytes                    bytes of a prepared row per block of 32 inputs

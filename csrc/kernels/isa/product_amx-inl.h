@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/isa/amx_tiles-inl.h"
+#include "kernels/isa/paged_amx-inl.h"
 #include "kernels/isa/product_avx512-inl.h"
 #include "kernels/isa/product_many_amx-inl.h"
 
@@ -230,9 +231,10 @@ constexpr Kernels amx_table(const char* name) {
   Kernels table = avx512_table(name);
   table.exact_row_bytes = exact_row_bytes_bf16;
   table.prepare_exact = prepare_exact_amx;
-  table.exact_block_bytes = kBf16BlockBytes;
   table.exact_product = exact_product_amx<AmxExact<T>, T>;
-  table.accumulate_plain = accumulate_plain_amx<AmxExact<T>, T>;
+  table.score_keys = score_keys_amx<T>;
+  table.sum_values = sum_values_amx<T>;
+  table.softmax_part = softmax_part_by<LinesAhead>;
   table.draft_product = draft_product_amx<T>;
   return table;
 }

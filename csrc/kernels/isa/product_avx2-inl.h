@@ -350,7 +350,7 @@ constexpr Kernels avx2_table(const char* name) {
   table.prepare_draft = prepare_draft_avx2<kHasByteProducts>;
   table.decode_tile = decode_tile_avx2;
   table.exact_product = exact_product_in_rows<Avx2Exact>;
-  table.accumulate_plain = accumulate_plain_by<InRowGroups<Avx2Exact>>;
+  attend_by<accumulate_plain_by<InRowGroups<Avx2Exact>>, Avx2Exact::kBlockBytes>(table);
   table.draft_product = draft_product_avx2;
   return table;
 }

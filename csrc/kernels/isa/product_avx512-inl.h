@@ -184,7 +184,7 @@ constexpr Kernels avx512_table(const char* name) {
   table.prepare_draft = prepare_draft_avx2<>;
   table.decode_tile = decode_tile_avx512;
   table.exact_product = exact_product_in_rows<Avx512Exact>;
-  table.accumulate_plain = accumulate_plain_by<InRowGroups<Avx512Exact>>;
+  attend_by<accumulate_plain_by<InRowGroups<Avx512Exact>>, Avx512Exact::kBlockBytes>(table);
   table.draft_product = draft_product_avx512<false>;
   return table;
 }

@@ -180,9 +180,8 @@ constexpr Kernels avx512bf16_table(const char* name) {
   Kernels table = avx512_table(name);
   table.exact_row_bytes = exact_row_bytes_bf16;
   table.prepare_exact = prepare_exact_pairs;
-  table.exact_block_bytes = kBf16BlockBytes;
   table.exact_product = exact_product_bf16<Core>;
-  table.accumulate_plain = accumulate_plain_bf16<Core>;
+  attend_by<accumulate_plain_bf16<Core>, kBf16BlockBytes>(table);
   table.draft_product = draft_product_avx512<Core::kShuffles>;
   return table;
 }

@@ -1,6 +1,4 @@
-// The exact product of many rows on tile registers. Four tiles of sums (32 rows by two panels)
-// share two tiles of inputs and two of weights, so each multiplication needs only one load of a
-// tile.
+// The exact product of many rows on tile registers.
 #pragma once
 
 #include "kernels/isa/amx_tiles-inl.h"
@@ -9,18 +7,28 @@
 namespace specqd {
 namespace {
 
-// Tiles 0 1 hold the sums of 16 rows by two panels, and tiles 2 3 those of the next 16 rows. Inputs
-// are in tiles 4 5 and weights in tiles 6 7.
+// Sums of up to 32 rows by two panels: four tiles of sums share two tiles of inputs and two of
+// weights, so each multiplication needs only one load of a tile. Or sums of up to 48 rows by one
+// panel.
 template <class T>
-struct AmxSquare {
-  static constexpr int64_t kRows = 2 * kTileRows, kPanels = 2;
+struct AmxSums {
+  static constexpr int64_t kRows = 2 * kTileRows, kMostRows = 3 * kTileRows;
+  template <int Groups>  // of 16 rows
+  static constexpr int kPanelsOf = Groups > 2 ? 1 : 2;
 
-  // Configures the tiles and calls f<number of groups of 16 rows>(first row) for all rows.
-  template <class F>
+  // Configures the tiles and calls f<number of groups of 16 rows>(first row) for all rows, at most
+  // `Most` at once.
+  template <int64_t Most, class F>
   [[gnu::always_inline]] static void for_rows(int64_t count, const F& f) {
-    for (int64_t m = 0; m < count; m += kRows) {
-      const int64_t rows = count - m < kRows ? count - m : kRows;
-      if (m == 0 || rows < kRows) configure(rows);
+    for (int64_t m = 0; m < count; m += Most) {
+      const int64_t rows = count - m < Most ? count - m : Most;
+      if (m == 0 || rows < Most) configure(rows);
+      if constexpr (Most > kRows) {
+        if (rows > kRows) {
+          f.template operator()<3>(m);
+          continue;
+        }
+      }
       if (rows > kTileRows)
         f.template operator()<2>(m);
       else
@@ -28,25 +36,32 @@ struct AmxSquare {
     }
   }
 
-  // out += `count` tiles of one or two panels; if `begins`, out is taken as zero. Calls each(t)
-  // after each tile.
-  template <int Groups, int Panels, class Each>
-  [[gnu::always_inline]] static void accumulate(const uint16_t* const (&w)[kPanels], int64_t count,
-                                                bool begins, const PreparedRows& x, float* out,
+  // out += `count` tiles of each panel; if `begins`, out is taken as zero. weights(p, t) points to
+  // tile t of panel p. Calls each(t) after each tile.
+  template <int Groups, int Panels, class Weights, class Each>
+  [[gnu::always_inline]] static void accumulate(const Weights& weights, int64_t count, bool begins,
+                                                const PreparedRows& x, float* out,
                                                 int64_t out_stride, const Each& each) {
+    static_assert(Panels <= kPanelsOf<Groups>);
     for_sums<Groups, Panels>(out, out_stride, [&]<int Sum>(float* sums, size_t stride) {
       begins ? T::template zero<Sum>() : T::template load<Sum>(sums, stride);
     });
     for (int64_t t = 0; t < count; ++t) {
       const uint8_t* const inputs = x.data + static_cast<size_t>(t) * kBf16BlockBytes;
+      T::template load<7>(weights(0, t), 64);
+      if constexpr (Panels > 1) T::template load<6>(weights(1, t), 64);
       T::template load<4>(inputs, x.stride);
-      if constexpr (Groups > 1) T::template load<5>(inputs + kTileRows * x.stride, x.stride);
-      T::template load<6>(w[0] + t * kTileWeights, 64);
-      if constexpr (Panels > 1) T::template load<7>(w[1] + t * kTileWeights, 64);
-      T::template dot_bf16<0, 4, 6>();
-      if constexpr (Panels > 1) T::template dot_bf16<1, 4, 7>();
-      if constexpr (Groups > 1) T::template dot_bf16<2, 5, 6>();
-      if constexpr (Groups > 1 && Panels > 1) T::template dot_bf16<3, 5, 7>();
+      T::template dot_bf16<0, 4, 7>();
+      if constexpr (Panels > 1) T::template dot_bf16<1, 4, 6>();
+      if constexpr (Groups > 1) {
+        T::template load<5>(inputs + kTileRows * x.stride, x.stride);
+        T::template dot_bf16<kSecond<Groups>, 5, 7>();
+        if constexpr (Panels > 1) T::template dot_bf16<3, 5, 6>();
+      }
+      if constexpr (Groups > 2) {
+        T::template load<6>(inputs + 2 * kTileRows * x.stride, x.stride);
+        T::template dot_bf16<2, 6, 7>();
+      }
       each(t);
     }
     for_sums<Groups, Panels>(out, out_stride, [&]<int Sum>(float* sums, size_t stride) {
@@ -55,18 +70,28 @@ struct AmxSquare {
   }
 
  private:
+  // Sums of the first 16 rows are in tile 0 and those of the second panel in tile 1, sums of the
+  // next rows in tiles 2 and 3. Inputs are in tiles 4 and 5, and weights in tiles 7 and 6. Three
+  // groups of rows have sums in tiles 0 1 2, inputs in tiles 4 5 6 and weights in tile 7.
+  template <int Groups>
+  static constexpr int kSecond = Groups > 2 ? 1 : 2;
+
   static void configure(int64_t rows) {
     TileShapes shapes;
     const auto shape = [&](int tile, int64_t count) {
-      shapes.rows[tile] = static_cast<uint8_t>(count < kTileRows ? count : kTileRows);
+      const int64_t most = count < kTileRows ? count : kTileRows;
+      shapes.rows[tile] = static_cast<uint8_t>(most > 0 ? most : 0);
       shapes.row_bytes[tile] = count > 0 ? 64 : 0;
     };
-    for (int i = 0; i < 2; ++i) {
-      const int64_t group = rows > i * kTileRows ? rows - i * kTileRows : 0;
-      shape(2 * i, group);
-      shape(2 * i + 1, group);
-      shape(4 + i, group);
-      shape(6 + i, kTileRows);
+    const bool is_wide = rows <= kRows;  // two panels
+    shape(6, kTileRows);
+    shape(7, kTileRows);
+    for (int group = 0; group < 3; ++group) {
+      const int64_t count = rows - group * kTileRows;
+      if (count <= 0) break;
+      shape(4 + group, count);
+      shape(is_wide ? 2 * group : group, count);
+      if (is_wide) shape(2 * group + 1, count);
     }
     T::configure(shapes);
   }
@@ -74,11 +99,12 @@ struct AmxSquare {
   template <int Groups, int Panels, class F>
   [[gnu::always_inline]] static void for_sums(float* out, int64_t out_stride, const F& f) {
     const size_t stride = static_cast<size_t>(out_stride) * sizeof(float);
-    float* const below = out + kTileRows * out_stride;
     f.template operator()<0>(out, stride);
     if constexpr (Panels > 1) f.template operator()<1>(out + kPanel, stride);
-    if constexpr (Groups > 1) f.template operator()<2>(below, stride);
-    if constexpr (Groups > 1 && Panels > 1) f.template operator()<3>(below + kPanel, stride);
+    float* const second = out + kTileRows * out_stride;
+    if constexpr (Groups > 1) f.template operator()<kSecond<Groups>>(second, stride);
+    if constexpr (Groups > 1 && Panels > 1) f.template operator()<3>(second + kPanel, stride);
+    if constexpr (Groups > 2) f.template operator()<2>(second + kTileRows * out_stride, stride);
   }
 };
 
@@ -110,7 +136,7 @@ class AmxManyRows {
   }
 
  private:
-  using Square = AmxSquare<T>;
+  using Sums = AmxSums<T>;
   // The size of a block; its weights take 128 KB of the second-level cache.
   static constexpr int64_t kPanels = 8, kTiles = 16;
 
@@ -158,7 +184,7 @@ class AmxManyRows {
 
   void multiply_block(const Block& block, Ahead& ahead) {
     const auto at = static_cast<size_t>(block.tile) * kBf16BlockBytes;
-    Square::for_rows(x_.count, [&]<int Groups>(int64_t m) {
+    Sums::template for_rows<Sums::kRows>(x_.count, [&]<int Groups>(int64_t m) {
       const PreparedRows rows = rows_from(x_, m, at);
       for (int64_t p = 0; p < block.panels; p += 2)
         if (p + 1 < block.panels)
@@ -172,14 +198,15 @@ class AmxManyRows {
   void multiply_panels(const Block& block, int64_t p, const PreparedRows& rows, int64_t m,
                        Ahead& ahead) {
     // Meanwhile, each pair of panels prefetches a part of the next rows' inputs.
-    constexpr int64_t kFetched = Square::kRows * 2 / kPanels;
-    const int64_t next = Square::kRows + p / 2 * kFetched, left = rows.count - next;
+    constexpr int64_t kFetched = Sums::kRows * 2 / kPanels;
+    const int64_t next = Sums::kRows + p / 2 * kFetched, left = rows.count - next;
     const int64_t fetched = left < kFetched ? left : kFetched;
     const uint8_t* const x_next = rows.data + static_cast<size_t>(next) * rows.stride;
     const uint16_t* const w[] = {weights(block, p), Panels > 1 ? weights(block, p + 1) : nullptr};
-    Square::template accumulate<Groups, Panels>(
-        w, block.tiles, block.tile == 0, rows, block.out + m * out_stride_ + p * kPanel,
-        out_stride_, [&](int64_t t) {
+    Sums::template accumulate<Groups, Panels>(
+        [&](int64_t n, int64_t t) { return w[n] + t * kTileWeights; }, block.tiles, block.tile == 0,
+        rows, block.out + m * out_stride_ + p * kPanel, out_stride_,
+        [&](int64_t t) {
           for (int64_t r = 0; r < fetched; ++r)
             fetch(x_next + static_cast<size_t>(r) * rows.stride +
                   static_cast<size_t>(t) * kBf16BlockBytes);
@@ -211,36 +238,6 @@ void exact_product_amx(const PackedMatrix& w, int64_t first, int64_t last, const
     AmxManyRows<T>(w, x, out, out_stride).multiply(first, last);
   else
     exact_product_by<S>(w, first, last, x, out, out_stride);
-}
-
-template <class S, class T>
-void accumulate_plain_amx(const PlainPanels& w, const PreparedRows& x, float* out,
-                          int64_t out_stride) {
-  using Square = AmxSquare<T>;
-  if (x.count <= S::kRows)
-    return accumulate_plain_by<S, PlainAheadBy<FetchIntoSecondLevel>>(w, x, out, out_stride);
-  Square::for_rows(x.count, [&]<int Groups>(int64_t m) {
-    const PreparedRows rows = rows_from(x, m, 0);
-    const uint16_t* const ahead = m == 0 ? w.next : nullptr;
-    for (int64_t p = 0; p < w.panels; p += 2) {
-      const int64_t second = p + 1 < w.panels ? w.stride : 0;
-      const uint16_t* const tiles[] = {w.data + p * w.stride, w.data + p * w.stride + second};
-      float* const at = out + m * out_stride + p * kPanel;
-      const auto each = [&](int64_t t) {
-        if (ahead == nullptr) return;
-        const uint16_t* const next = ahead + p * w.stride + t * kTileWeights;
-        for (int64_t i = 0; i < kTileWeights; i += 32) {
-          FetchIntoSecondLevel::from(next + i);
-          FetchIntoSecondLevel::from(next + second + i);
-        }
-      };
-      if (second > 0)
-        Square::template accumulate<Groups, 2>(tiles, w.tiles, false, rows, at, out_stride, each);
-      else
-        Square::template accumulate<Groups, 1>(tiles, w.tiles, false, rows, at, out_stride, each);
-    }
-  });
-  T::release();
 }
 
 }  // namespace

@@ -316,7 +316,7 @@ constexpr Kernels neon_table(const char* name) {
   table.prepare_draft = prepare_draft_neon;
   table.decode_tile = decode_tile_neon;
   table.exact_product = exact_product_in_rows<NeonExact>;
-  table.accumulate_plain = accumulate_plain_by<InRowGroups<NeonExact>>;
+  attend_by<accumulate_plain_by<InRowGroups<NeonExact>>, NeonExact::kBlockBytes>(table);
   table.draft_product = draft_product_neon;
   return table;
 }

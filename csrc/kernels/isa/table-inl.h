@@ -6,12 +6,15 @@
 #include "kernels/isa/delta-inl.h"
 #include "kernels/isa/nested-inl.h"
 #include "kernels/isa/ops-inl.h"
+#include "kernels/isa/paged-inl.h"
 #include "kernels/isa/product_portable-inl.h"
 #include "kernels/isa/sampling-inl.h"
 #include "kernels/kernels.h"
 
 namespace specqd {
 namespace {
+
+constexpr AccumulatePlain& accumulate_generic = accumulate_plain_by<InRowGroups<GenericExact>>;
 
 constexpr Kernels generic_table(const char* name) {
   return {.name = name,
@@ -21,8 +24,8 @@ constexpr Kernels generic_table(const char* name) {
           .prepare_draft = prepare_draft,
           .exact_product = exact_product_by<InRowGroups<GenericExact>>,
           .draft_product = draft_product,
-          .accumulate_plain = accumulate_plain_by<InRowGroups<GenericExact>>,
-          .exact_block_bytes = kFloatBlockBytes,
+          .score_keys = score_keys_by<accumulate_generic>,
+          .sum_values = sum_values_by<accumulate_generic, kFloatBlockBytes>,
           .add_products = add_products,
           .encode_tile = encode_tile,
           .decode_tile = decode_tile,
@@ -41,7 +44,7 @@ constexpr Kernels generic_table(const char* name) {
           .rotate = rotate,
           .round_bf16 = round_bf16,
           .round_bf16_finite = round_bf16_finite,
-          .softmax_part = softmax_part,
+          .softmax_part = softmax_part_by<NoLines>,
           .merge_part = merge_part,
           .scale = scale,
           .sigmoid_gate = sigmoid_gate,
