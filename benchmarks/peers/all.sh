@@ -1,6 +1,7 @@
 #!/bin/bash
 # All of `make bench-peers`. Keeps existing files in $WORK and continues interrupted rounds.
-# EXPERIMENTS names some; LIMIT, MINUTES and NEW_TOKENS bound `formats`.
+# EXPERIMENTS names some; LIMIT, MINUTES and NEW_TOKENS bound `formats` and `long`. The
+# latter is only measured if it is named, with CHATS from benchmarks/long_prompts.py.
 set -euo pipefail
 here=$(dirname "$0")
 python=${PYTHON:-python3}
@@ -88,6 +89,14 @@ if wants formats; then
     formats bf16 "$few" 30 "llama.cpp bf16" "openvino bf16" "specqd packed"
     summarise formats "$work"/peers-formats-{4bit,8bit,bf16}.jsonl
     "$python" "$here/plot.py" "$results/peers-formats.json" --png "$here/../../docs/formats.png"
+fi
+if wants long; then
+    from_gguf "$small"
+    prepare "$small" --gguf "$(gguf_of "$small")" --formats q4_k_m.gguf bf16.gguf packed
+    "$python" "$here/run.py" long "$small" --work "$work" --raw "$work/peers-long.jsonl" \
+        --rounds "${LIMIT:-5}" --new-tokens "${NEW_TOKENS:-128}" --chats "${chats[@]}" \
+        ${MINUTES:+--minutes "$MINUTES"}
+    summarise long "$work/peers-long.jsonl"
 fi
 if wants chat decode synthetic-0.8 synthetic-0.9 text; then
     "$python" "$here/plot.py" "$results"/peers-{chat,decode,synthetic-0.8,synthetic-0.9,text}.json \

@@ -14,6 +14,7 @@ BITS = {"bf16": 16, "mxfp4": 4.25, "q4_0": 4.5}  # per stored weight, where ever
 SMALL = "small/"  # begins the name of a format in which a smaller model drafts
 CONTEXT = 512  # positions that prompt and answer may take
 LONGEST = 2048 + 64  # positions that a server has room for
+LONG_CONTEXT = 20_480  # both, for long prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +23,14 @@ class Arm:
     model (of specqd: its own 4-bit weights), `small/` and the format of a smaller model, or a
     lookup by the engine's name for it. `length`: tokens of a draft; None lets the engine choose.
     `acceptance`: the probability that a drafted token is accepted (synthetic; the text is then
-    noise)."""
+    noise). `context`: positions that a server has room for."""
 
     engine: Engine
     weights: str = "bf16"
     draft: str = "none"
     length: int | None = None
     acceptance: float | None = None
+    context: int = LONGEST
 
     @property
     def kind(self) -> Kind:
@@ -113,5 +115,14 @@ FORMATS = (
         Arm("openvino", weights, "small/int4" if length else "none", length)
         for weights in ("int4", "int8", "bf16")
         for length in (None, 4)
+    ),
+)
+
+# Long prompts. Lookups may find the answer in them.
+LONG = (
+    *(Arm("specqd", "packed", draft) for draft in ("none", "fp4", "auto")),
+    *(
+        Arm("llama.cpp", weights, draft, context=LONG_CONTEXT)
+        for weights, draft in (("q4_k_m", "none"), ("q4_k_m", "ngram-map-k"), ("bf16", "none"))
     ),
 )

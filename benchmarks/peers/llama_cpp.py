@@ -9,13 +9,13 @@ from pathlib import Path
 from time import monotonic, perf_counter, sleep
 from typing import Any
 
-from arms import LONGEST, SMALL, Arm
+from arms import SMALL, Arm
 from prepare import LLAMA_CPP, llama_cpp_tool
 from processes import end_with_parent
 from protocol import Run
 
 MOST_LOAD_SECONDS = 120.0
-MOST_REQUEST_SECONDS = 300.0
+MOST_REQUEST_SECONDS = 600.0
 
 
 class Server:
@@ -80,7 +80,7 @@ class Server:
 def _flags(arm: Arm, folder: Path, threads: int) -> list[str]:
     count = str(threads)
     flags = ["-m", str(folder / f"{arm.weights}.gguf"), "--host", "127.0.0.1", "--no-ui"]
-    flags += ["-c", str(LONGEST), "-np", "1", "--cache-ram", "0", "-t", count, "-tb", count]
+    flags += ["-c", str(arm.context), "-np", "1", "--cache-ram", "0", "-t", count, "-tb", count]
     if arm.draft in ("mxfp4", "q4_0") or arm.draft.startswith(SMALL):
         flags += ["--spec-type", "draft-simple", "-md", str(folder / f"{arm.draft}.gguf")]
         flags += ["-td", count, "-tbd", count, "--spec-draft-n-max", str(arm.length)]

@@ -132,6 +132,33 @@ def sets_table(summary: Mapping[str, Any]) -> dict[str, Any]:
     return {"title": _of_formats(summary), "columns": columns, "rows": list(rows.values())}
 
 
+def long_table(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Speed of reading a long prompt and of decoding behind it, by arm."""
+    over = summary["specqd_over"]["specqd packed + auto"]
+    rows = []
+    for arm in summary["arms"]:
+        ratios = over.get(arm["name"], {})
+        row = [label(arm["name"]), _spread(arm["decode_tokens_per_s"], 1)]
+        row += [ratio and _spread(ratio, 2) for ratio in (ratios.get("decode"), ratios.get("wall"))]
+        same = arm["equal_to_exact"]
+        row += [round(arm["prefill_s"], 1), round(arm["peak_memory"] / 1e9, 1)]
+        rows.append([*row, f"{same['equal']} of {same['outputs']}"])
+    columns = [
+        "engine, weights + draft",
+        _column("tokens/s", ".1f"),
+        _column("ours with `auto` over it", ".2f"),
+        _column("... with the prompt", ".2f"),
+        _column("prompt, s", ".1f"),
+        _column("memory, GB", ".1f"),
+        "text of exact BF16",
+    ]
+    title = (
+        f"`{summary['model']}` behind long prompts, greedy, {summary['new_tokens']} tokens: "
+        f"{_counts(summary)}"
+    )
+    return {"title": title, "columns": columns, "rows": rows}
+
+
 def _of_formats(summary: Mapping[str, Any]) -> str:
     counts = sorted({arm["runs"] for arm in summary["arms"]})
     prompts = f"{_span(counts)} prompts"
@@ -253,6 +280,7 @@ def main() -> None:
         experiment = file.stem.removeprefix("peers-")
         add(experiment, experiment, formats_table)
         add(f"{experiment}-sets", experiment, sets_table)
+    add("long", "long", long_table)
     add("text", "text", text_table)
     by_acceptance = {
         acceptance: json.loads(file.read_text())

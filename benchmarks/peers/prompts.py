@@ -13,6 +13,7 @@ import numpy as np
 from specqd.text.tokenizer import Tokenizer
 
 RANDOM_PROMPT_TOKENS = 16
+WARM_UP_PROMPT_TOKENS = 512
 TEXT_PROMPT_CHARACTERS = 1200
 CHAT_PROMPT_CHARACTERS = 500
 
@@ -83,7 +84,7 @@ def alternating(sets: Sequence[PromptSet], model: Path, count: int, room: int) -
     rounds = zip(*(found.read(model, each, room) for found in sets), strict=True)
     texts = [text for turn in rounds for text in turn][: count + 1]
     names = [found.name for _ in range(each) for found in sets][:count]
-    return Prompts(texts[-1], texts[:-1], names)
+    return Prompts(texts[-1][-WARM_UP_PROMPT_TOKENS:], texts[:-1], names)
 
 
 def random_prompts(vocabulary: int, count: int) -> Prompts:

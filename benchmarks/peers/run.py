@@ -1,7 +1,7 @@
 """Measures specqd and the peers in turns on one model, and appends every round to a raw file.
 
     python benchmarks/peers/prepare.py MODEL --work .peers
-    python benchmarks/peers/run.py decode|synthetic|text|formats MODEL --work .peers --raw RAW.jsonl
+    python benchmarks/peers/run.py EXPERIMENT MODEL --work .peers --raw RAW.jsonl
     python benchmarks/peers/summary.py RAW.jsonl --json RESULT.json
 
 A round is one prompt, completed by every arm, in an order that changes with each round; the
@@ -25,7 +25,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from arms import BITS, CONTEXT, DECODE, FORMATS, TEXT, Arm, synthetic
+from arms import BITS, CONTEXT, DECODE, FORMATS, LONG, LONG_CONTEXT, TEXT, Arm, synthetic
 from harness import commit, describe_machine
 from prompts import Prompts, PromptSet, alternating, random_prompts
 from worker import Worker
@@ -147,7 +147,9 @@ def machine_description(machine: Machine) -> dict[str, Any]:
 
 
 def make_plan(options: argparse.Namespace, sets: Sequence[PromptSet]) -> Plan:
-    arms = {"decode": DECODE, "text": TEXT, "formats": FORMATS}.get(options.experiment)
+    arms = {"decode": DECODE, "text": TEXT, "formats": FORMATS, "long": LONG}.get(
+        options.experiment
+    )
     if arms is None:
         arms = synthetic(options.acceptance)
     if options.only:
@@ -166,13 +168,14 @@ def make_prompts(options: argparse.Namespace, model: Path, sets: Sequence[Prompt
     config = read_config(model)
     if not sets:
         return random_prompts(config.vocab_size, options.rounds)
-    room = min(config.max_positions, CONTEXT) - options.new_tokens - SPARE
+    context = LONG_CONTEXT if options.experiment == "long" else CONTEXT
+    room = min(config.max_positions, context) - options.new_tokens - SPARE
     return alternating(sets, model, options.rounds, room)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("experiment", choices=["decode", "synthetic", "text", "formats"])
+    parser.add_argument("experiment", choices=["decode", "synthetic", "text", "formats", "long"])
     parser.add_argument("model", type=Path)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--raw", type=Path, required=True)
@@ -181,7 +184,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         nargs="*",
         metavar="FILE",
-        help="for text and formats: JSON lines with `prompt`; no FILE: Python's standard library",
+        help="JSON lines with `prompt`, not for decode and synthetic; no FILE: Python's library",
     )
     parser.add_argument(
         "--chats", type=Path, nargs="*", metavar="FILE", help="the same, for the chat template"
@@ -201,8 +204,8 @@ def main() -> None:
     options = parser.parse_args()
     model, work = options.model.resolve(), options.work.resolve()
     sets = PromptSet.named(options.prompts, options.chats)
-    if bool(sets) != (options.experiment in ("text", "formats")):
-        parser.error("text and formats, and only these, need --prompts or --chats")
+    if bool(sets) != (options.experiment in ("text", "formats", "long")):
+        parser.error("text, formats and long, and only these, need --prompts or --chats")
     plan, prompts = make_plan(options, sets), make_prompts(options, model, sets)
     header = json.dumps(asdict(plan))
     lines = options.raw.read_text().splitlines() if options.raw.exists() else []

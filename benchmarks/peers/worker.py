@@ -25,7 +25,7 @@ MODULES = {
     "openvino": "openvino_genai_peer",
     "transformers": "transformers_peer",
 }
-_TURN_SECONDS = 150.0
+_TURN_SECONDS = 600.0
 
 
 class Worker(processes.Worker):
