@@ -23,7 +23,9 @@ class Arm:
     model (of specqd: its own 4-bit weights), `small/` and the format of a smaller model, or a
     lookup by the engine's name for it. `length`: tokens of a draft; None lets the engine choose.
     `acceptance`: the probability that a drafted token is accepted (synthetic; the text is then
-    noise). `context`: positions that a server has room for."""
+    noise). `context`: positions that a server has room for. `is_flash`: whether llama.cpp chooses
+    its way of attention by itself, which is flash attention; it decodes slowly behind long
+    prompts."""
 
     engine: Engine
     weights: str = "bf16"
@@ -31,6 +33,7 @@ class Arm:
     length: int | None = None
     acceptance: float | None = None
     context: int = LONGEST
+    is_flash: bool = True
 
     @property
     def kind(self) -> Kind:
@@ -47,6 +50,8 @@ class Arm:
             words.append(f"k={self.length}")
         if self.acceptance is not None:
             words.append(f"p={self.acceptance:g}")
+        if not self.is_flash:
+            words.append("-fa-off")
         return " ".join(words)
 
     @property
@@ -118,11 +123,11 @@ FORMATS = (
     ),
 )
 
-# Long prompts. Lookups may find the answer in them.
+# Long prompts.
 LONG = (
     *(Arm("specqd", "packed", draft) for draft in ("none", "fp4", "auto")),
     *(
-        Arm("llama.cpp", weights, draft, context=LONG_CONTEXT)
-        for weights, draft in (("q4_k_m", "none"), ("q4_k_m", "ngram-map-k"), ("bf16", "none"))
+        Arm("llama.cpp", weights, context=LONG_CONTEXT, is_flash=is_flash)
+        for weights, is_flash in (("q4_k_m", True), ("q4_k_m", False), ("bf16", False))
     ),
 )

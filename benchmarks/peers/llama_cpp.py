@@ -81,6 +81,8 @@ def _flags(arm: Arm, folder: Path, threads: int) -> list[str]:
     count = str(threads)
     flags = ["-m", str(folder / f"{arm.weights}.gguf"), "--host", "127.0.0.1", "--no-ui"]
     flags += ["-c", str(arm.context), "-np", "1", "--cache-ram", "0", "-t", count, "-tb", count]
+    if not arm.is_flash:
+        flags += ["-fa", "off"]
     if arm.draft in ("mxfp4", "q4_0") or arm.draft.startswith(SMALL):
         flags += ["--spec-type", "draft-simple", "-md", str(folder / f"{arm.draft}.gguf")]
         flags += ["-td", count, "-tbd", count, "--spec-draft-n-max", str(arm.length)]

@@ -196,6 +196,7 @@ _WORDS = {
     "bf16": "BF16",
     "q8_0": "Q8_0",
     "q4_k_m": "Q4_K_M",
+    "-fa-off": "with `-fa off`",
     "int8": "INT8",
     "int4": "INT4",
     "fp4": "own 4 bits",
