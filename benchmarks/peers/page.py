@@ -246,7 +246,8 @@ def _span(values: Sequence[int]) -> str:
 
 def measured(summary: Mapping[str, Any], bandwidth: str) -> dict[str, str]:
     """The machine, date, commit and command of a table."""
-    machine, named = summary["machine"], ""
+    machine = summary["machine"]
+    named = " EXPERIMENTS=long" if summary["experiment"] == "long" else ""
     for option, is_chat in (("PROMPTS", False), ("CHATS", True)):
         sets = (name.partition(", ") for name in summary["prompts"].split("; "))
         files = [file for file, _, kind in sets if bool(kind) == is_chat and ".jsonl" in file]
