@@ -211,7 +211,9 @@ $(PEERS)/ready: benchmarks/peers/requirements.txt dist/built
 # 12 GB of free memory. PROMPTS and CHATS name .jsonl files with a `prompt` on each line; the default
 # prompts come from Python's standard library. EXPERIMENTS="chat decode" measures only these; of
 # `formats`, the trained model in the formats that users run, LIMIT is the number of prompts of each
-# file, NEW_TOKENS that of new tokens, and MINUTES ends it earlier. The same command continues.
+# file, NEW_TOKENS that of new tokens, and MINUTES ends it earlier. So they do for `long`, which is
+# only measured if it is named; benchmarks/long_prompts.py writes its CHATS. The same command
+# continues.
 bench-peers: $(PEERS)/ready
 	PYTHON=$(PEERS)/bin/python PROMPTS="$(PROMPTS)" CHATS="$(CHATS)" \
 		bash benchmarks/peers/all.sh
