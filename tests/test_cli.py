@@ -290,7 +290,7 @@ def test_ctrl_c_is_status_130_without_a_traceback(writing: subprocess.Popen[byte
 
 
 def test_a_ctrl_c_that_python_drops_comes_again() -> None:
-    """Python ignores what is raised while the garbage collector calls back."""
+    """Python ignores what is raised while the garbage collector calls back. A wait ends, too."""
     program = """
 import signal, sys, time
 import specqd.cli
@@ -306,7 +306,8 @@ def run(arguments):
 specqd.cli._run = run
 sys.exit(specqd.cli.main([]))
 """
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    command = [sys.executable, "-c", program]
+    ran = subprocess.run(command, capture_output=True, check=False, timeout=40)
     assert (ran.returncode, ran.stderr) == (130, b"")
 
 

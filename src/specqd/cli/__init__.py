@@ -6,6 +6,7 @@ Exit status: 0 done, 1 an error that the user can fix (one line), 2 wrong usage,
 import _thread
 import errno
 import os
+import signal
 import sys
 import time
 import warnings
@@ -32,14 +33,17 @@ def _repeat_lost_interrupt(lost: "sys.UnraisableHookArgs") -> None:
     """Repeats a Ctrl-C that came within a callback of the garbage collector, where Python drops
     exceptions."""
     if lost.exc_type is KeyboardInterrupt:
-        _thread.start_new_thread(_interrupt_soon, ())
+        _thread.start_new_thread(_interrupt_soon, (_thread.get_ident(),))
     else:
         sys.__unraisablehook__(lost)
 
 
-def _interrupt_soon() -> None:
+def _interrupt_soon(main: int) -> None:
     time.sleep(0.01)  # until the callback has ended
-    _thread.interrupt_main()
+    if sys.platform == "win32":
+        _thread.interrupt_main()
+    else:  # this also ends a wait of the main thread
+        signal.pthread_kill(main, signal.SIGINT)
 
 
 def _nothing(mode: Literal["r", "w"]) -> TextIO:
