@@ -67,9 +67,8 @@ template <AccumulatePlain Accumulate>
 void score_keys_by(const KvPages& keys, const PreparedRows& queries, float* scores, int64_t stride,
                    PagesAhead& ahead) {
   zero_rows(scores, queries.count, keys.end - keys.begin, stride);
-  const bool is_last_known = ahead.values.begin < ahead.values.end;
-  const uint16_t* const next =
-      is_last_known ? values_at(ahead.values, ahead.values.begin) : nullptr;
+  const KvPages& after = ahead.values;
+  const uint16_t* const next = after.begin < after.end ? values_at(after, after.begin) : nullptr;
   for_pages(keys, [&](int64_t at, int64_t to) {
     Accumulate({keys_at(keys, at), (to - at) / kPanel, keys.width / kBlock, keys.width * kPanel,
                 to < keys.end ? keys_at(keys, to) : next},
@@ -81,8 +80,8 @@ template <AccumulatePlain Accumulate, size_t BlockBytes>
 void sum_values_by(const KvPages& values, const PreparedRows& weights, float* out,
                    PagesAhead& ahead) {
   zero_rows(out, weights.count, values.width, values.width);
-  const bool is_next_known = ahead.keys.begin < ahead.keys.end;
-  const uint16_t* const next = is_next_known ? keys_at(ahead.keys, ahead.keys.begin) : nullptr;
+  const KvPages& after = ahead.keys;
+  const uint16_t* const next = after.begin < after.end ? keys_at(after, after.begin) : nullptr;
   for_pages(values, [&](int64_t at, int64_t to) {
     const auto block = static_cast<size_t>((at - values.begin) / kBlock);
     Accumulate({values_at(values, at), values.width / kPanel, (to - at) / kBlock,
