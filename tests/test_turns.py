@@ -10,9 +10,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic
+from typing import Any, cast
 
 import pytest
 
+from specqd import interrupts
 from specqd.engine.turns import Turns
 from specqd.errors import MachineError, RequestError
 
@@ -367,6 +369,27 @@ def test_ctrl_c_interrupts_the_wait_for_another_threads_round(
     bell.set()
     done(other)
     assert_nothing_is_held(turns, pool)
+
+
+class Bell:
+    """A lock that is free at the given try."""
+
+    def __init__(self, tries: int) -> None:
+        self.tries, self.timeouts = tries, list[float]()
+
+    def acquire(self, *, timeout: float) -> bool:
+        self.timeouts.append(timeout)
+        return len(self.timeouts) == self.tries
+
+
+def test_only_the_main_thread_begins_a_wait_anew(pool: ThreadPoolExecutor) -> None:
+    """A Ctrl-C that comes just before the thread sleeps does not wake it."""
+    of_main, of_other = Bell(3), Bell(1)
+    interrupts.take(cast(Any, of_main))
+    done(pool.submit(interrupts.take, cast(Any, of_other)))
+    assert len(of_main.timeouts) == 3
+    assert all(0 < timeout < 1 for timeout in of_main.timeouts)
+    assert of_other.timeouts == [-1]
 
 
 def test_a_handler_of_the_callers_own_is_left_in_place() -> None:

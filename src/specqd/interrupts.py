@@ -7,9 +7,22 @@ frees it keeps the lock for ever.
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import current_thread, main_thread
+from threading import Lock, current_thread, main_thread
 from types import TracebackType
 from typing import Self
+
+_NOTICE_SECONDS = 0.5
+
+
+def take(lock: Lock) -> None:
+    """Takes a lock that another thread will free.
+
+    Ctrl-C ends the wait of the main thread. One that comes just before the thread sleeps does not
+    wake it, so the wait is begun anew from time to time. Other threads get no signals.
+    """
+    timeout = _NOTICE_SECONDS if current_thread() is main_thread() else -1
+    while not lock.acquire(timeout=timeout):
+        pass
 
 
 class HeldBack:
