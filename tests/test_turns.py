@@ -385,8 +385,8 @@ class Bell:
 def test_only_the_main_thread_begins_a_wait_anew(pool: ThreadPoolExecutor) -> None:
     """A Ctrl-C that comes just before the thread sleeps does not wake it."""
     of_main, of_other = Bell(3), Bell(1)
-    interrupts.take(cast(Any, of_main))
-    done(pool.submit(interrupts.take, cast(Any, of_other)))
+    interrupts.acquire(cast(Any, of_main))
+    done(pool.submit(interrupts.acquire, cast(Any, of_other)))
     assert len(of_main.timeouts) == 3
     assert all(0 < timeout < 1 for timeout in of_main.timeouts)
     assert of_other.timeouts == [-1]

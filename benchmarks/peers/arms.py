@@ -23,9 +23,9 @@ class Arm:
     model (of specqd: its own 4-bit weights), `small/` and the format of a smaller model, or a
     lookup by the engine's name for it. `length`: tokens of a draft; None lets the engine choose.
     `acceptance`: the probability that a drafted token is accepted (synthetic; the text is then
-    noise). `context`: positions that a server has room for. `is_flash`: whether llama.cpp chooses
-    its way of attention by itself, which is flash attention; it decodes slowly behind long
-    prompts."""
+    noise). `context`: positions that a server has room for. `is_flash`: whether llama.cpp uses
+    flash attention, its default, which reads long prompts faster and decodes slower behind
+    them."""
 
     engine: Engine
     weights: str = "bf16"

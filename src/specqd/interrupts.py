@@ -14,7 +14,7 @@ from typing import Self
 _NOTICE_SECONDS = 0.5
 
 
-def take(lock: Lock) -> None:
+def acquire(lock: Lock) -> None:
     """Takes a lock that another thread will free.
 
     Ctrl-C ends the wait of the main thread. One that comes just before the thread sleeps does not

@@ -1,4 +1,4 @@
-// The exact product of many rows on tile registers.
+// The exact product of many rows on tile registers, and the sums that it shares with attention.
 #pragma once
 
 #include "kernels/isa/amx_tiles-inl.h"

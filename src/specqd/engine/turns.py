@@ -13,7 +13,7 @@ from threading import Lock, RLock, get_ident
 from weakref import finalize, ref
 
 from specqd.errors import MachineError, RequestError
-from specqd.interrupts import HeldBack, take
+from specqd.interrupts import HeldBack, acquire
 
 Question = Callable[[], bool]
 
@@ -31,7 +31,7 @@ class _Waiter:
         self._bell.acquire()
 
     def wait(self) -> None:
-        take(self._bell)
+        acquire(self._bell)
 
     def wake(self, *, has_turn: bool) -> None:
         self.has_turn = has_turn
